@@ -1,0 +1,186 @@
+"""Everything that is answered whole: completions, models, the version, and errors.
+
+Answers are OpenAI's objects with vLLM's extensions `stop_reason`, `token_ids` and
+`prompt_token_ids` where they were asked for. Errors are always nested in "error", also within a
+stream: openai's clients recognize no other form.
+
+Knows nothing of HTTP: the status of an error is its `status`, and the caller sends it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import orjson
+
+from fastserve.api.logprobs import TokenText, chat_logprobs, completion_logprobs
+from fastserve.generation import FinishReason
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from fastserve.errors import FastserveError
+
+_OWNER = "fastserve"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """The tokens of an exchange. `completion_tokens` is of all choices together.
+
+    `cached_tokens` of the prompt were computed for an earlier request; None: the engine does not
+    say.
+    """
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int | None = None
+
+    def as_json(self) -> dict[str, object]:
+        usage: dict[str, object] = {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+        }
+        if self.cached_tokens is not None:
+            usage["prompt_tokens_details"] = {"cached_tokens": self.cached_tokens}
+        return usage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """One finished text. Choices are rendered in the order given, numbered from 0.
+
+    `stop_reason` is the stop string or the stop token id that ended it. `token_ids` and
+    `prompt_token_ids` are shown if given; in a chat all choices have the same prompt.
+    """
+
+    text: str
+    finish_reason: FinishReason
+    stop_reason: str | int | None = None
+    logprobs: Sequence[TokenText] | None = None
+    token_ids: Sequence[int] | None = None
+    prompt_token_ids: Sequence[int] | None = None
+
+
+def chat_completion(
+    choices: Sequence[Choice], *, completion_id: str, created: int, model: str, usage: Usage
+) -> bytes:
+    """A `chat.completion` object. `created` is in seconds since 1970."""
+    answer: dict[str, object] = {
+        "id": completion_id,
+        "object": "chat.completion",
+        "created": created,
+        "model": model,
+        "choices": [_chat_choice(choice, index) for index, choice in enumerate(choices)],
+        "usage": usage.as_json(),
+    }
+    if choices and choices[0].prompt_token_ids is not None:
+        answer["prompt_token_ids"] = list(choices[0].prompt_token_ids)
+    return orjson.dumps(answer)
+
+
+def completion(
+    choices: Sequence[Choice], *, completion_id: str, created: int, model: str, usage: Usage
+) -> bytes:
+    """A `text_completion` object. `created` is in seconds since 1970."""
+    return orjson.dumps(
+        {
+            "id": completion_id,
+            "object": "text_completion",
+            "created": created,
+            "model": model,
+            "choices": [_completion_choice(choice, index) for index, choice in enumerate(choices)],
+            "usage": usage.as_json(),
+        }
+    )
+
+
+def finish_word(reason: FinishReason) -> str:
+    """OpenAI's word for how an answer ended.
+
+    Only STOP and LENGTH end an answer. ABORT and ERROR never come here: whoever aborted is gone,
+    and a failure is an error, with its status or as an event.
+    """
+    assert reason in (FinishReason.STOP, FinishReason.LENGTH), reason
+    return reason.value
+
+
+def models(names: Iterable[str], *, created: int, max_seq_len: int) -> bytes:
+    """The list of GET /v1/models. `max_model_len` is vLLM's name for the context, in tokens."""
+    data = [_model(name, created=created, max_seq_len=max_seq_len) for name in names]
+    return orjson.dumps({"object": "list", "data": data})
+
+
+def model(name: str, *, created: int, max_seq_len: int) -> bytes:
+    """The object of GET /v1/models/{name}."""
+    return orjson.dumps(_model(name, created=created, max_seq_len=max_seq_len))
+
+
+def version(version_text: str) -> bytes:
+    """The object of GET /version."""
+    return orjson.dumps({"version": version_text})
+
+
+def error_body(error: FastserveError) -> bytes:
+    """The body that tells of `error` (OpenAI API reference, "Errors")."""
+    # A message may quote a file name or an environment that is no UTF-8; it must reach the client.
+    message = error.message.encode(errors="replace").decode()
+    return orjson.dumps(
+        {
+            "error": {
+                "message": message,
+                "type": error.type,
+                "param": error.param,
+                "code": error.code,
+            }
+        }
+    )
+
+
+def error_event(error: FastserveError) -> bytes:
+    """The event that tells of `error` within a stream; nothing but its end follows."""
+    return b"data: %b\n\n" % error_body(error)
+
+
+def _chat_choice(choice: Choice, index: int) -> dict[str, object]:
+    logprobs = None if choice.logprobs is None else chat_logprobs(choice.logprobs)
+    rendered: dict[str, object] = {
+        "index": index,
+        "message": {"role": "assistant", "content": choice.text, "refusal": None},
+        "logprobs": logprobs,
+        "finish_reason": finish_word(choice.finish_reason),
+        "stop_reason": choice.stop_reason,
+    }
+    if choice.token_ids is not None:
+        rendered["token_ids"] = list(choice.token_ids)
+    return rendered
+
+
+def _completion_choice(choice: Choice, index: int) -> dict[str, object]:
+    logprobs = None
+    if choice.logprobs is not None:
+        logprobs = completion_logprobs(choice.logprobs, text_offset=0)
+    rendered: dict[str, object] = {
+        "index": index,
+        "text": choice.text,
+        "logprobs": logprobs,
+        "finish_reason": finish_word(choice.finish_reason),
+        "stop_reason": choice.stop_reason,
+    }
+    if choice.token_ids is not None:
+        rendered["token_ids"] = list(choice.token_ids)
+    if choice.prompt_token_ids is not None:
+        rendered["prompt_token_ids"] = list(choice.prompt_token_ids)
+    return rendered
+
+
+def _model(name: str, *, created: int, max_seq_len: int) -> dict[str, object]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": created,
+        "owned_by": _OWNER,
+        "max_model_len": max_seq_len,
+    }

@@ -1,0 +1,462 @@
+"""Every setting: its name, type, range, default and meaning, and what happens at a limit.
+
+Declared here once: the flags, `fastserve.toml`, the FASTSERVE_ variables and `--help` derive from
+it (settings.py, sources.py). The command line wins over the environment, the environment over the
+file, the file over the defaults. Everything is read and checked before the first process starts.
+
+Whoever needs a setting is given its section or its value, never this whole configuration.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from fastserve.errors import ConfigError
+from fastserve.settings import Section, render_toml, setting
+from fastserve.sources import (
+    FILE_VARIABLE,
+    CommandLine,
+    from_environment,
+    from_file,
+    merge,
+    parse_command_line,
+    parser_of,
+)
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Mapping, Sequence
+
+DAY_S = 86_400
+HOUR_S = 3_600
+# Nobody means to wait less than this, and zero would mean "at once" here and "for ever" there.
+WAIT_S_MIN = 0.05
+
+KIB = 1 << 10
+MIB = 1 << 20
+GIB = 1 << 30
+
+
+def seconds(
+    default: float, meaning: str, *, at_least: float = WAIT_S_MIN, at_most: float = DAY_S
+) -> float:
+    """Declare a time."""
+    return setting(default, meaning, unit="seconds", at_least=at_least, at_most=at_most)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig(Section):
+    """What is served, where, and by how many processes."""
+
+    section: ClassVar[str] = "server"
+
+    # A constant, not the number of cores: the same command gives the same process tree everywhere.
+    # Two also keeps one acceptor answering while the other is respawned. 64 is the width of the
+    # lane in a request id.
+    frontends: int = setting(
+        2, "Acceptor processes, each with an HTTP frontend.", at_least=1, at_most=64
+    )
+    model: str | None = setting(
+        None,
+        "The model: a GGUF file, a directory, or not set for the small model that comes with the "
+        "llamacpp engine.",
+        placeholder="PATH",
+    )
+    engine: Literal["llamacpp", "sim", "trtllm"] = setting(
+        "llamacpp", "What generates: llama.cpp on the CPU, a simulation, or TensorRT-LLM."
+    )
+    host: str = setting("127.0.0.1", "The address to listen on.", placeholder="ADDRESS")
+    port: int = setting(
+        8000, "The TCP port to listen on; 0: one that is free.", at_least=0, at_most=65_535
+    )
+    port_file: str | None = setting(
+        None, "Write the port's number to this file once it is bound.", placeholder="PATH"
+    )
+    accept: Literal["shared", "reuseport"] = setting(
+        "shared",
+        "How connections reach the acceptors: all accept from one shared socket, or each has its "
+        "own and the kernel spreads connections by their address.",
+    )
+    served_model_name: str | None = setting(
+        None, "The model's name in requests and answers; not set: its own.", placeholder="NAME"
+    )
+    run_directory: str | None = setting(
+        None,
+        "Where to make the private directory of the lanes' sockets; not set: in XDG_RUNTIME_DIR, "
+        "or else in the directory for temporary files.",
+        placeholder="PATH",
+    )
+    start_timeout_s: float = seconds(
+        600.0, "An engine that is not ready by then stops the server.", at_least=1
+    )
+    drain_timeout_s: float = seconds(
+        30.0,
+        "How long SIGTERM lets requests in flight finish; what is left gets an error.",
+        at_least=0,
+    )
+    terminate_timeout_s: float = seconds(
+        5.0, "A process that has not exited this long after SIGTERM is killed.", at_most=HOUR_S
+    )
+    engine_dead_exit_timeout_s: float = seconds(
+        5.0, "Once the engine is dead, every process is gone within this time.", at_most=HOUR_S
+    )
+    # The kernel cuts it to net.core.somaxconn, which is 4096 on Linux since 5.4.
+    backlog: int = setting(
+        4096,
+        "Connections that may wait to be accepted; beyond it the kernel drops their SYN.",
+        unit="connections",
+        at_least=1,
+        at_most=65_535,
+    )
+    progress: Literal["auto", "on", "off"] = setting(
+        "auto", "Whether to show how far loading has come; auto: where stderr is a terminal."
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RespawnConfig(Section):
+    """When acceptors that exit are started again, and when that is given up."""
+
+    section: ClassVar[str] = "respawn"
+
+    restarts_max: int = setting(
+        5,
+        "More acceptor exits than this within the window are a crash loop: the server stops with "
+        "exit code 3.",
+        unit="exits",
+        at_least=0,
+        at_most=1000,
+    )
+    window_s: float = seconds(60.0, "The window of restarts_max.", at_least=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HTTPConfig(Section):
+    """What an HTTP client may do, and for how long; all of it for each acceptor."""
+
+    section: ClassVar[str] = "http"
+
+    # The names and the defaults are those of http1.limits, which has the reasons.
+    target_bytes_max: int = setting(
+        32 * KIB,
+        "The longest request line; beyond it 414.",
+        unit="bytes",
+        at_least=256,
+        at_most=MIB,
+    )
+    header_bytes_max: int = setting(
+        64 * KIB,
+        "The longest request line and headers together; beyond it 431.",
+        unit="bytes",
+        at_least=KIB,
+        at_most=16 * MIB,
+    )
+    header_count_max: int = setting(
+        256,
+        "The most headers of a request; beyond it 431.",
+        unit="headers",
+        at_least=8,
+        at_most=65_536,
+    )
+    body_bytes_max: int = setting(
+        32 * MIB, "The longest body; beyond it 413.", unit="bytes", at_least=KIB, at_most=GIB
+    )
+    chunk_line_bytes_max: int = setting(
+        4 * KIB,
+        "The longest line of a chunked body's framing; beyond it 400.",
+        unit="bytes",
+        at_least=64,
+        at_most=MIB,
+    )
+    chunk_overhead_bytes_max: int = setting(
+        16 * KIB,
+        "The most framing of a chunked body beyond 16 bytes a chunk; beyond it 400.",
+        unit="bytes",
+        at_least=KIB,
+        at_most=16 * MIB,
+    )
+    first_byte_timeout_s: float = seconds(
+        10.0, "A new connection that sends nothing is closed after this time."
+    )
+    header_timeout_s: float = seconds(10.0, "A request whose headers take longer is answered 408.")
+    body_timeout_s: float = seconds(
+        30.0, "A request whose body takes longer, and longer than its size allows, is answered 408."
+    )
+    body_bytes_per_s_min: int = setting(
+        16 * KIB,
+        "A body may take a second more for as many bytes as this.",
+        unit="bytes per second",
+        at_least=1,
+        at_most=GIB,
+    )
+    keep_alive_timeout_s: float = seconds(
+        120.0, "A connection that is idle between requests is closed after this time."
+    )
+    write_stall_timeout_s: float = seconds(
+        30.0,
+        "A client that reads nothing for this long while there is something to read loses its "
+        "connection, and its request is aborted.",
+    )
+    linger_timeout_s: float = seconds(
+        2.0,
+        "How long to read on after the last answer, so that the client sees it and not a reset.",
+        at_most=60,
+    )
+    drain_first_byte_timeout_s: float = seconds(
+        1.0,
+        "While draining, a new connection that sends nothing is closed after this time.",
+        at_most=60,
+    )
+    read_buffer_bytes_max: int = setting(
+        64 * KIB,
+        "Bytes of later requests held while one is answered; beyond it reading pauses.",
+        unit="bytes",
+        at_least=4 * KIB,
+        at_most=64 * MIB,
+    )
+    write_buffer_bytes_max: int = setting(
+        64 * KIB,
+        "Bytes of an answer that wait for the client; beyond it chunks are merged.",
+        unit="bytes",
+        at_least=4 * KIB,
+        at_most=64 * MIB,
+    )
+    requests_per_connection_max: int = setting(
+        0,
+        "Close a connection after this many requests; 0: never for that reason.",
+        unit="requests",
+        at_least=0,
+        at_most=1_000_000_000,
+    )
+    connections_max: int = setting(
+        16_384,
+        "Open connections; one more is answered 503 and closed.",
+        unit="connections",
+        at_least=1,
+        at_most=1_000_000,
+    )
+    off_loop_bytes_min: int = setting(
+        64 * KIB,
+        "Bodies and prompts from this size on are parsed in a thread, so that they do not hold up "
+        "other requests.",
+        unit="bytes",
+        at_least=0,
+        at_most=GIB,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitsConfig(Section):
+    """What a frontend takes on; all of it for each acceptor."""
+
+    section: ClassVar[str] = "limits"
+
+    requests_in_flight_max: int = setting(
+        4096,
+        "Requests in flight; one more is answered 503, overloaded.",
+        unit="requests",
+        at_least=1,
+        at_most=1_000_000,
+    )
+    sse_ping_interval_s: float = seconds(
+        15.0,
+        "A stream that is silent this long gets an SSE comment, so that proxies keep it open.",
+        at_most=HOUR_S,
+    )
+    text_template_bytes_max: int = setting(
+        4 * MIB,
+        "The longest prompt that a chat template may render; beyond it 400.",
+        unit="bytes",
+        at_least=KIB,
+        at_most=GIB,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaneConfig(Section):
+    """The message paths between acceptors and engine."""
+
+    section: ClassVar[str] = "lane"
+
+    in_flight_frames_max: int = setting(
+        10_000,
+        "The high water mark of a lane; beyond it the lane is full, and nothing blocks.",
+        unit="frames",
+        at_least=1,
+        at_most=10_000_000,
+    )
+    full_timeout_s: float = seconds(
+        5.0, "A lane that stays full for this long is treated as dead.", at_most=HOUR_S
+    )
+    heartbeat_interval_s: float = seconds(
+        1.0, "How often the engine says that it is alive, and how busy.", at_most=60
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig(Section):
+    """What holds for every engine."""
+
+    section: ClassVar[str] = "engine"
+
+    max_seq_len: int | None = setting(
+        None,
+        "The longest prompt and answer together; beyond it 400. Not set: the model's own.",
+        unit="tokens",
+        at_least=1,
+        at_most=1 << 24,
+    )
+    max_num_seqs: int = setting(
+        0,
+        "Requests in the running batch, the others wait; 0: chosen by the engine.",
+        unit="requests",
+        at_least=0,
+        at_most=65_536,
+    )
+    stall_unhealthy_s: float = seconds(
+        30.0, "An engine that has work and finishes no step for this long makes /health answer 503."
+    )
+    stall_kill_s: float = seconds(
+        120.0,
+        "An engine that has work and finishes no step for this long is killed, and treated as "
+        "dead.",
+    )
+
+    def check(self) -> None:
+        if self.stall_kill_s < self.stall_unhealthy_s:
+            raise ConfigError(
+                f"engine.stall_kill_s: {self.stall_kill_s:g} is less than "
+                f"engine.stall_unhealthy_s, which is {self.stall_unhealthy_s:g}"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlamaCppConfig(Section):
+    """The llamacpp engine."""
+
+    section: ClassVar[str] = "llamacpp"
+
+    threads: int = setting(
+        0,
+        "Threads that compute; 0: as many as there are cores to use.",
+        unit="threads",
+        at_least=0,
+        at_most=1024,
+    )
+    # Decoding requests wait for the step that a piece of prompt is in, so a piece is short.
+    prefill_chunk_tokens: int = setting(
+        256, "The longest piece of a prompt in one step.", unit="tokens", at_least=1, at_most=65_536
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimConfig(Section):
+    """The sim engine, which has the timing of an engine and no model."""
+
+    section: ClassVar[str] = "sim"
+
+    step_ms: float = setting(
+        10.0,
+        "How long a step takes, however large its batch.",
+        unit="milliseconds",
+        at_least=0,
+        at_most=60_000,
+    )
+    prefill_tokens_per_s: float = setting(
+        0.0,
+        "How fast prompts are read; 0: in no time.",
+        unit="tokens per second",
+        at_least=0,
+        at_most=1_000_000_000,
+    )
+    max_batch_size: int = setting(
+        1024, "Requests in one step, the others wait.", unit="requests", at_least=1, at_most=65_536
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogConfig(Section):
+    """What is written to stderr: a line for each event."""
+
+    section: ClassVar[str] = "log"
+
+    level: Literal["debug", "info", "warning", "error"] = setting(
+        "info", "The least severe events to write; info: one line for each request."
+    )
+    format: Literal["text", "json"] = setting(
+        "text", "Lines of key=value for people, or of JSON for machines."
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """Every section. It can be pickled: it goes to the children in their spawn arguments."""
+
+    server: ServerConfig = field(default_factory=ServerConfig)
+    respawn: RespawnConfig = field(default_factory=RespawnConfig)
+    http: HTTPConfig = field(default_factory=HTTPConfig)
+    limits: LimitsConfig = field(default_factory=LimitsConfig)
+    lane: LaneConfig = field(default_factory=LaneConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    llamacpp: LlamaCppConfig = field(default_factory=LlamaCppConfig)
+    sim: SimConfig = field(default_factory=SimConfig)
+    log: LogConfig = field(default_factory=LogConfig)
+
+
+DESCRIPTION = "Serve a language model over the OpenAI API."
+
+EPILOG = """\
+A setting is, from the strongest to the weakest, a flag, an environment variable, a line of the file
+that --config or FASTSERVE_CONFIG names, or its default. They are spelled alike:
+
+  flag               --http-body-bytes-max 1048576      --port 80
+  variable           FASTSERVE_HTTP_BODY_BYTES_MAX      FASTSERVE_PORT
+  file               [http]                             [server]
+                     body_bytes_max = 1048576           port = 80
+
+No file is read unless one is named; `fastserve --print-config > fastserve.toml` makes one. An
+empty value unsets what may be unset. Unknown settings and impossible values are refused with exit
+code 2. Variables that Kubernetes makes for a service named fastserve are passed over."""
+
+PREAMBLE = """\
+Every setting of fastserve, what it means, and [its range; its default].
+
+Read with `fastserve --config fastserve.toml`. A flag or a FASTSERVE_ variable wins over a line \
+here; a line left out is at its default. `fastserve --print-config` shows what results."""
+
+
+def read_command_line(argv: Sequence[str]) -> CommandLine:
+    """Read the flags. Raises ConfigError where one lacks its value; unknown ones come later."""
+    return parse_command_line(Config(), _parser(), argv)
+
+
+def resolve(command_line: CommandLine, environ: Mapping[str, str]) -> Config:
+    """Find every setting's value. Reads the file, if one is named. Raises ConfigError."""
+    defaults = Config()
+    sources = [from_environment(defaults, environ), command_line.source]
+    path = command_line.config_path
+    if path is None:
+        path = environ.get(FILE_VARIABLE, "")
+    # Empty is "no file" here too: `--config ""` undoes the variable.
+    if path:
+        sources.insert(0, from_file(defaults, path))
+    return merge(defaults, sources)
+
+
+def load_config(argv: Sequence[str], environ: Mapping[str, str]) -> Config:
+    """The configuration that a command line and an environment amount to. Raises ConfigError."""
+    return resolve(read_command_line(argv), environ)
+
+
+def help_text() -> str:
+    return _parser().format_help()
+
+
+def config_toml(config: Config) -> str:
+    """`config` as a commented file that reads back as the same."""
+    return render_toml(config, preamble=PREAMBLE)
+
+
+def _parser() -> argparse.ArgumentParser:
+    return parser_of(Config(), description=DESCRIPTION, epilog=EPILOG)

@@ -1,0 +1,121 @@
+"""The few words that the supervisor and its children exchange, and the socket they cross.
+
+One SOCK_SEQPACKET pair per child: a message is a packet, so nothing has to be framed, and the end
+of the other side reads as end of file. A send never blocks: a child that does not read (stopped,
+wedged) must not hold its supervisor.
+
+Not a lane: no request or token ever passes here.
+"""
+
+from __future__ import annotations
+
+import socket
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_PACKET_BYTES_MAX = 65536
+
+
+class Progress(msgspec.Struct, frozen=True, tag="progress"):
+    """Engine -> supervisor: the share of the model that is loaded, from 0 to 1."""
+
+    share: float
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """Child -> supervisor, once: I can serve now. `detail` is for the ready line."""
+
+    detail: str
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """Child -> supervisor: I cannot become ready, for this reason. The child exits next."""
+
+    message: str
+
+
+class Beat(msgspec.Struct, frozen=True, tag="beat"):
+    """Engine -> supervisor, with every heartbeat: see lane.messages.Heartbeat."""
+
+    ready: bool
+    busy: bool
+    steps: int
+
+
+class Stop(msgspec.Struct, frozen=True, tag="stop"):
+    """Supervisor -> engine: every acceptor has ended; close in order."""
+
+
+class Drain(msgspec.Struct, frozen=True, tag="drain"):
+    """Supervisor -> acceptor: finish what is in flight within `timeout_s`, take nothing new."""
+
+    timeout_s: float
+
+
+class LaneClosed(msgspec.Struct, frozen=True, tag="lane_closed"):
+    """Supervisor -> engine: the acceptor of that incarnation has exited."""
+
+    lane: int
+    incarnation: int
+
+
+class EngineGone(msgspec.Struct, frozen=True, tag="engine_gone"):
+    """Supervisor -> acceptor: the engine is dead, and this is why. Sticky until it is back."""
+
+    reason: str
+
+
+ControlMessage = Progress | Ready | Failed | Beat | Stop | Drain | LaneClosed | EngineGone
+
+_decoder = msgspec.json.Decoder(ControlMessage)
+
+
+class ControlSocket:
+    """One end of a child's control pair."""
+
+    def __init__(self, end: socket.socket) -> None:
+        end.setblocking(False)
+        self._socket = end
+        self.closed = False
+
+    @classmethod
+    def pair(cls) -> tuple[ControlSocket, socket.socket]:
+        """Return the supervisor's end, and the socket to hand to the child."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        return cls(ours), theirs
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def send(self, message: ControlMessage) -> bool:
+        """Send without waiting; return whether the other side could take it."""
+        try:
+            self._socket.send(msgspec.json.encode(message))
+        except BlockingIOError:
+            return False
+        except OSError:
+            self.closed = True
+            return False
+        return True
+
+    def receive(self) -> Iterator[ControlMessage]:
+        """Yield what is waiting. `closed` turns true at the end of the other side."""
+        while not self.closed:
+            try:
+                packet = self._socket.recv(_PACKET_BYTES_MAX)
+            except BlockingIOError:
+                return
+            except OSError:
+                packet = b""
+            if not packet:
+                self.closed = True
+                return
+            yield _decoder.decode(packet)
+
+    def close(self) -> None:
+        self.closed = True
+        self._socket.close()

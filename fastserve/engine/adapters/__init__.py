@@ -1,0 +1,1 @@
+"""One file per adapter; engine/registry.py is the only one that names them."""

@@ -1,0 +1,288 @@
+"""The `sim` engine: no model, but the timing of one, and scripts for every way to misbehave.
+
+A step takes `step_ms` plus the prefill it does at `prefill_tokens_per_s`; at most `max_batch_size`
+requests run. A request's tokens depend on its prompt and seed alone: words of the vocabulary in a
+fixed order, from a place that they choose. With a script (the request's field `sim`) it emits what
+it is told, when it is told, or fails, hangs or dies. The subject of benches and fault tests.
+
+Hot path: `_emit`, about 0.2 microseconds per token, so that 300,000 tokens/s leave room.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+import zlib
+from array import array
+from collections import deque
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from fastserve.engine.interface import EngineStats, StepOutputs
+from fastserve.errors import InvalidRequest, StartError
+from fastserve.generation import Finish, FinishReason, TokenLogprob
+from fastserve.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from fastserve.engine.interface import Pump
+    from fastserve.generation import ModelCard, RequestId
+    from fastserve.lane.messages import Submit
+
+# A step does no more prefill than fits beside its decode: this long, if the step itself is shorter.
+_PREFILL_STEP_MS_MIN = 10.0
+_WORDS = 512
+_STOP = Finish(reason=FinishReason.STOP)
+_LENGTH = Finish(reason=FinishReason.LENGTH)
+
+
+class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A request's field `sim`. Steps count this request's decode steps, from 0.
+
+    `token_ids` are emitted one a step, then the request ends with "stop"; without them it emits
+    words. `logprobs` stand beside them as [logprob, [[id, logprob], ...]]. `delay_ms` passes before
+    the first. At its step, `fail_at` ends the request with an error, `hang_at` never ends the step
+    (the engine stands still), and `die_at` ends the process by `die_by`.
+    """
+
+    token_ids: list[int] | None = None
+    logprobs: list[tuple[float | None, list[tuple[int, float | None]]]] | None = None
+    delay_ms: float = 0.0
+    fail_at: int | None = None
+    hang_at: int | None = None
+    die_at: int | None = None
+    die_by: Literal["exception", "sigkill", "exit"] = "sigkill"
+
+
+class _Request:
+    """A running or waiting request: the next word, how many are left, and its script, if any."""
+
+    __slots__ = ("cursor", "done", "id", "left", "prefill_left", "ready_at_s", "script", "submit")
+
+    def __init__(self, submit: Submit, script: Script | None) -> None:
+        self.id = submit.request_id
+        self.submit = submit
+        self.script = script
+        prompt = array("Q", submit.prompt_token_ids).tobytes()
+        self.cursor = zlib.crc32(prompt, submit.sampling.seed or 0)
+        self.left = submit.sampling.max_tokens
+        self.prefill_left = len(submit.prompt_token_ids)
+        self.done = 0
+        self.ready_at_s = time.monotonic() + (script.delay_ms / 1000 if script else 0.0)
+
+
+class SimEngine:
+    """The Engine without a model; see the module's header for what it does instead."""
+
+    def __init__(
+        self,
+        *,
+        describe: Callable[[], ModelCard],
+        step_ms: float,
+        prefill_tokens_per_s: float,
+        max_batch_size: int,
+    ) -> None:
+        self._describe = describe
+        self._step_s = step_ms / 1000
+        self._prefill_tokens_per_s = prefill_tokens_per_s
+        prefill_s = max(step_ms, _PREFILL_STEP_MS_MIN) / 1000
+        self._prefill_tokens_max = max(1, int(prefill_tokens_per_s * prefill_s))
+        self._max_batch_size = max_batch_size
+        self._card: ModelCard | None = None
+        self._words: list[int] = []
+        self._waiting: deque[_Request] = deque()
+        self._running: dict[int, _Request] = {}
+        self._next_step_s = 0.0
+
+    def describe(self) -> ModelCard:
+        self._card = self._describe()
+        return self._card
+
+    def load(self, progress: Callable[[float], None]) -> None:
+        assert self._card is not None, "describe() comes first"
+        self._words = _common_words(Tokenizer.from_file(self._card.tokenizer_path))
+        progress(1.0)
+
+    def add(self, request: Submit) -> None:
+        script = None
+        if request.sim is not None:
+            try:
+                script = msgspec.convert(request.sim, Script)
+            except msgspec.ValidationError as error:
+                raise InvalidRequest(f"sim: {error}", param="sim") from error
+        elif request.sampling.logprobs is not None or request.sampling.stop_token_ids:
+            script = Script()  # an empty one: the careful way, which the hot path has no time for
+        self._waiting.append(_Request(request, script))
+
+    def abort(self, request_ids: Collection[RequestId]) -> None:
+        for request_id in request_ids:
+            self._running.pop(request_id, None)
+        if self._waiting:
+            gone = set(request_ids)
+            self._waiting = deque(r for r in self._waiting if r.id not in gone)
+
+    def has_work(self) -> bool:
+        return bool(self._running or self._waiting)
+
+    def stats(self) -> EngineStats:
+        return EngineStats(num_running=len(self._running), num_waiting=len(self._waiting))
+
+    def close(self) -> None:
+        self._running.clear()
+        self._waiting.clear()
+
+    def step(self, pump: Pump) -> StepOutputs:
+        if not self._running:
+            self._next_step_s = time.monotonic()
+        self._admit()
+        prefilled = self._prefill() if self._prefill_tokens_per_s else 0
+        self._pace(pump, prefilled=prefilled)
+        return self._emit()
+
+    def _admit(self) -> None:
+        while self._waiting and len(self._running) < self._max_batch_size:
+            request = self._waiting.popleft()
+            self._running[request.id] = request
+
+    def _prefill(self) -> int:
+        budget = self._prefill_tokens_max
+        for request in self._running.values():
+            if request.prefill_left and budget:
+                share = min(request.prefill_left, budget)
+                request.prefill_left -= share
+                budget -= share
+        return self._prefill_tokens_max - budget
+
+    def _pace(self, pump: Pump, *, prefilled: int) -> None:
+        """Wait until this step's time is over, serving the lanes meanwhile.
+
+        Steps follow each other without drift; one that comes late is not waited for.
+        """
+        duration_s = self._step_s
+        if prefilled:
+            duration_s += prefilled / self._prefill_tokens_per_s
+        now_s = time.monotonic()
+        self._next_step_s = max(self._next_step_s + duration_s, now_s)
+        pump(timeout_s=self._next_step_s - now_s)
+
+    def _emit(self) -> StepOutputs:
+        # Columns start as one token each; a scripted finish without a token makes counts of them.
+        step = StepOutputs()
+        ids, tokens, words = step.request_ids, step.token_ids, self._words
+        num_words = len(words)
+        paced = bool(self._prefill_tokens_per_s)
+        for request in list(self._running.values()):
+            if request.script is not None:
+                self._perform(request, request.script, step)
+                continue
+            if paced and request.prefill_left:
+                continue
+            ids.append(request.id)
+            tokens.append(words[request.cursor % num_words])
+            request.cursor += 1
+            request.left -= 1
+            if not request.left:
+                step.finishes[len(ids) - 1] = _LENGTH
+                del self._running[request.id]
+        if step.counts is not None:
+            step.counts += [1] * (len(ids) - len(step.counts))
+        return step
+
+    def _perform(self, request: _Request, script: Script, step: StepOutputs) -> None:
+        """One step of a scripted request."""
+        if time.monotonic() < request.ready_at_s:
+            return
+        if self._prefill_tokens_per_s and request.prefill_left:
+            return
+        at = request.done
+        if script.die_at == at:
+            _die(script.die_by)
+        if script.hang_at == at:
+            _hang()
+        finish: Finish | None = None
+        tokens: list[int] = []
+        if script.fail_at == at:
+            finish = Finish(reason=FinishReason.ERROR, error=f"scripted to fail at step {at}")
+        elif script.token_ids is None:
+            tokens = [self._words[(request.cursor + at) % len(self._words)]]
+        elif at < len(script.token_ids):
+            tokens = [script.token_ids[at]]
+        else:
+            finish = _STOP
+        request.done += 1
+        finish = finish or self._finish_after(request, script, tokens[0])
+        self._put(step, request, tokens, finish)
+
+    def _finish_after(self, request: _Request, script: Script, token: int) -> Finish | None:
+        sampling = request.submit.sampling
+        assert self._card is not None
+        if token in sampling.stop_token_ids:
+            return Finish(reason=FinishReason.STOP, stop_token_id=token)
+        if token in self._card.eos_token_ids and not sampling.ignore_eos:
+            return _STOP
+        if request.done >= sampling.max_tokens:
+            return _LENGTH
+        if script.token_ids is not None and request.done == len(script.token_ids):
+            return _STOP
+        return None
+
+    def _put(
+        self, step: StepOutputs, request: _Request, tokens: list[int], finish: Finish | None
+    ) -> None:
+        index = len(step.request_ids)
+        if step.counts is None and len(tokens) != 1:
+            step.counts = [1] * index
+        step.request_ids.append(request.id)
+        step.token_ids += tokens
+        if step.counts is not None:
+            step.counts += [1] * (index - len(step.counts))
+            step.counts.append(len(tokens))
+        if request.submit.sampling.logprobs is not None and tokens:
+            step.logprobs[index] = [_logprob(request)]
+        if finish is not None:
+            step.finishes[index] = finish
+            del self._running[request.id]
+
+
+def _common_words(tokenizer: Tokenizer) -> list[int]:
+    """The first tokens of the vocabulary that are a word after a space: what any text is made of.
+
+    Raises StartError for a vocabulary without such.
+    """
+    words = [
+        token_id
+        for token_id, raw in enumerate(tokenizer.token_bytes)
+        if raw[:1] == b" " and raw[1:].isalpha() and raw.isascii()
+    ]
+    if not words:
+        raise StartError("the tokenizer's vocabulary has no words for the sim engine to say")
+    return words[:_WORDS]
+
+
+def _logprob(request: _Request) -> TokenLogprob:
+    """What the script says of the token just emitted; a null there is a NaN, as engines emit."""
+    script, at = request.script, request.done - 1
+    if script is None or script.logprobs is None or at >= len(script.logprobs):
+        return TokenLogprob(logprob=0.0)
+    logprob, top = script.logprobs[at]
+    nan = float("nan")
+    return TokenLogprob(
+        logprob=nan if logprob is None else logprob,
+        top=tuple((token, nan if value is None else value) for token, value in top),
+    )
+
+
+def _die(how: Literal["exception", "sigkill", "exit"]) -> None:
+    if how == "exception":
+        raise RuntimeError("scripted to die by an exception")
+    if how == "exit":
+        os._exit(1)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _hang() -> None:
+    while True:
+        time.sleep(3600)

@@ -1,0 +1,221 @@
+"""The engine core: receive, step, send.
+
+One thread, one loop. While the adapter waits inside a step it pumps, and the core takes messages
+meanwhile: so a request that is aborted in the middle of a long step is gone at once. Whoever talks
+to the core (lanes, the supervisor) is one descriptor in one select().
+
+Knows nothing of the inference library, of HTTP or of text.
+"""
+
+from __future__ import annotations
+
+import select
+import time
+from typing import TYPE_CHECKING, assert_never
+
+from fastserve.control import Beat, LaneClosed, Progress, Ready, Stop
+from fastserve.engine.fanout import Fanout
+from fastserve.engine.interface import StepOutputs
+from fastserve.errors import GenerationFailed, InvalidRequest
+from fastserve.generation import Finish, FinishReason, RequestId
+from fastserve.lane.ids import LANE_SHIFT
+from fastserve.lane.messages import Abort, Attach, Attached, Detach, Heartbeat, Submit
+from fastserve.log import get_logger
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+    from fastserve.control import ControlSocket
+    from fastserve.engine.interface import Engine
+    from fastserve.generation import ModelCard
+    from fastserve.lane.messages import ToEngine
+    from fastserve.lane.server import LaneServer
+
+log = get_logger("engine")
+
+
+class EngineCore:
+    """Drives one adapter for every lane; run() returns when the supervisor says so, or is gone."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        lanes: LaneServer,
+        control: ControlSocket,
+        heartbeat_interval_s: float,
+    ) -> None:
+        self._engine = engine
+        self._lanes = lanes
+        self._control = control
+        self._heartbeat_interval_s = heartbeat_interval_s
+        self._heartbeat_due_s = time.monotonic()
+        self._fanout = Fanout()
+        self._in_flight: dict[int, set[RequestId]] = {}
+        self._card: ModelCard | None = None
+        self._ready = False
+        self._stopping = False
+        self._steps = 0
+
+    def start(self) -> None:
+        """Load the model; the acceptors learn what it is as soon as that is read.
+
+        Raises StartError.
+        """
+        self._card = self._engine.describe()
+        self._pump()
+        self._engine.load(self._on_progress)
+        self._ready = True
+        self._heartbeat_due_s = time.monotonic()
+        self._control.send(Ready(self._card.name))
+
+    def run(self) -> None:
+        """Receive, step, send -- until told to stop."""
+        while not self._stopping:
+            if self._engine.has_work():
+                self._pump()
+                self._deliver(self._engine.step(self._pump))
+                self._steps += 1
+            else:
+                self._serve(fds=(), timeout_s=self._heartbeat_interval_s)
+
+    def _on_progress(self, share: float) -> None:
+        self._control.send(Progress(share))
+        self._pump()
+
+    def _pump(self, *, fd: int | None = None, timeout_s: float = 0.0) -> bool:
+        """Serve until `fd` is readable (True) or `timeout_s` has passed (False): a Pump."""
+        fds = () if fd is None else (fd,)
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            if fd in self._serve(fds=fds, timeout_s=deadline_s - time.monotonic()):
+                return True
+            if self._stopping or time.monotonic() >= deadline_s:
+                return False
+
+    def _serve(self, *, fds: tuple[int, ...], timeout_s: float) -> list[int]:
+        """Take every message that waits, or wait for the next; return which of `fds` is readable.
+
+        ZeroMQ's descriptor signals edges, so the lanes are read dry before every wait.
+        """
+        if self._receive():
+            timeout_s = 0.0
+        now_s = time.monotonic()
+        self._beat(now_s)
+        wait_s = max(min(timeout_s, self._heartbeat_due_s - now_s), 0.0)
+        control_fd = self._control.fileno()
+        readable: list[int] = select.select((self._lanes.fd, control_fd, *fds), (), (), wait_s)[0]
+        if control_fd in readable:
+            self._obey()
+        return readable
+
+    def _receive(self) -> int:
+        received = 0
+        for message in self._lanes.receive():
+            received += 1
+            self._handle(message)
+        for lane in self._lanes.flush():
+            log.warning("lane full for too long, given up", lane=lane)
+            self._close_lane(lane)
+        return received
+
+    def _obey(self) -> None:
+        for message in self._control.receive():
+            match message:
+                case LaneClosed(lane, incarnation):
+                    self._detach(lane, incarnation)
+                case Stop():
+                    self._stopping = True
+        if self._control.closed:
+            self._stopping = True  # nothing outlives the supervisor
+
+    def _handle(self, message: ToEngine) -> None:
+        match message:
+            case Submit():
+                self._submit(message)
+            case Abort(request_ids):
+                self._forget(request_ids)
+            case Attach():
+                self._attach(message)
+            case Detach():
+                self._detach(message.lane, message.incarnation)
+            case _:
+                assert_never(message)
+
+    def _submit(self, request: Submit) -> None:
+        in_flight = self._in_flight.get(request.request_id >> LANE_SHIFT)
+        if in_flight is None:
+            log.warning_burst("submit on a lane that is not attached", id=request.request_id)
+            return
+        try:
+            if not self._ready:
+                raise GenerationFailed("the model is still loading")
+            self._engine.add(request)
+        except (InvalidRequest, GenerationFailed) as error:
+            self._refuse(request.request_id, error)
+            return
+        in_flight.add(request.request_id)
+        if request.gather:
+            self._fanout.gather(request.request_id)
+
+    def _refuse(self, request_id: RequestId, error: InvalidRequest | GenerationFailed) -> None:
+        finish = Finish(
+            reason=FinishReason.ERROR,
+            error=error.message,
+            invalid=isinstance(error, InvalidRequest),
+        )
+        self._deliver(StepOutputs([request_id], [], counts=[0], finishes={0: finish}))
+
+    def _attach(self, message: Attach) -> None:
+        if message.incarnation < self._lanes.incarnation(message.lane):
+            return
+        self._close_lane(message.lane)
+        self._lanes.attach(message.lane, incarnation=message.incarnation, address=message.address)
+        self._in_flight[message.lane] = set()
+        assert self._card is not None, "lanes are read only once the card is known"
+        self._lanes.send(message.lane, Attached(self._card))
+        self._lanes.send(message.lane, self._heartbeat())
+
+    def _detach(self, lane: int, incarnation: int) -> None:
+        if incarnation == self._lanes.incarnation(lane):
+            self._close_lane(lane)
+
+    def _close_lane(self, lane: int) -> None:
+        self._forget(self._in_flight.pop(lane, ()))
+        self._lanes.detach(lane)
+
+    def _forget(self, request_ids: Collection[RequestId]) -> None:
+        if request_ids:
+            self._engine.abort(request_ids)
+            self._fanout.forget(request_ids)
+            self._ended(request_ids)
+
+    def _ended(self, request_ids: Iterable[int]) -> None:
+        for request_id in request_ids:
+            if in_flight := self._in_flight.get(request_id >> LANE_SHIFT):
+                in_flight.discard(RequestId(request_id))
+
+    def _deliver(self, step: StepOutputs) -> None:
+        for lane, outputs in self._fanout.part(step).items():
+            self._lanes.send(lane, outputs)
+        if step.finishes:
+            self._ended(step.request_ids[index] for index in step.finishes)
+
+    def _beat(self, now_s: float) -> None:
+        if now_s < self._heartbeat_due_s:
+            return
+        self._heartbeat_due_s = now_s + self._heartbeat_interval_s
+        heartbeat = self._heartbeat()
+        self._lanes.send_all(heartbeat)
+        busy = heartbeat.num_running + heartbeat.num_waiting > 0
+        self._control.send(Beat(ready=self._ready, busy=busy, steps=self._steps))
+
+    def _heartbeat(self) -> Heartbeat:
+        stats = self._engine.stats()
+        return Heartbeat(
+            ready=self._ready,
+            num_running=stats.num_running,
+            num_waiting=stats.num_waiting,
+            steps=self._steps,
+            kv_cache_usage=stats.kv_cache_usage,
+        )

@@ -1,0 +1,41 @@
+"""The engine process: one adapter behind the lanes. The only process that loads a model library."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fastserve.engine.core import EngineCore
+from fastserve.engine.registry import make_engine
+from fastserve.lane.server import LaneServer
+
+if TYPE_CHECKING:
+    from fastserve.control import ControlSocket
+    from fastserve.engine.arguments import EngineArguments
+
+
+def main(control: ControlSocket, arguments: EngineArguments) -> None:
+    """Be the engine: the entry point of its process. Raises StartError."""
+    run_directory = Path(arguments.run_directory)
+    lanes = LaneServer(
+        run_directory=run_directory,
+        key=arguments.key,
+        in_flight_frames_max=arguments.lane_config.in_flight_frames_max,
+        full_timeout_s=arguments.lane_config.full_timeout_s,
+    )
+    engine = make_engine(arguments.settings, run_directory=run_directory)
+    core = EngineCore(
+        engine,
+        lanes=lanes,
+        control=control,
+        heartbeat_interval_s=arguments.lane_config.heartbeat_interval_s,
+    )
+    try:
+        core.start()
+        gc.collect()
+        gc.freeze()
+        core.run()
+    finally:
+        engine.close()
+        lanes.close()

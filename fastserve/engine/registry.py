@@ -1,0 +1,55 @@
+"""Which adapter serves which `--engine`: the one file that names them, and imports them late."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fastserve.engine.model_files import describe
+from fastserve.errors import StartError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from fastserve.engine.arguments import EngineSettings
+    from fastserve.engine.interface import Engine
+    from fastserve.generation import ModelCard
+
+
+def make_engine(settings: EngineSettings, *, run_directory: Path) -> Engine:
+    """Make the adapter that `server.engine` names. Raises StartError."""
+
+    def describe_model() -> ModelCard:
+        return describe(
+            settings.server.model,
+            name=settings.server.served_model_name,
+            max_seq_len=settings.engine.max_seq_len,
+            fallback_directory=run_directory,
+        )
+
+    match settings.server.engine:
+        case "llamacpp":
+            from fastserve.engine.adapters.llamacpp import LlamaCppEngine  # noqa: PLC0415
+
+            return LlamaCppEngine(
+                model=settings.server.model,
+                name=settings.server.served_model_name,
+                max_seq_len=settings.engine.max_seq_len,
+                max_num_seqs=settings.engine.max_num_seqs,
+                prefill_chunk_tokens=settings.llamacpp.prefill_chunk_tokens,
+                threads=settings.llamacpp.threads,
+                fallback_directory=run_directory,
+            )
+        case "sim":
+            from fastserve.engine.adapters.sim import SimEngine  # noqa: PLC0415
+
+            return SimEngine(
+                describe=describe_model,
+                step_ms=settings.sim.step_ms,
+                prefill_tokens_per_s=settings.sim.prefill_tokens_per_s,
+                max_batch_size=settings.sim.max_batch_size,
+            )
+        case "trtllm":
+            from fastserve.engine.adapters.trtllm import TensorRTLLMEngine  # noqa: PLC0415
+
+            return TensorRTLLMEngine(describe=describe_model, settings=settings.engine)
+    raise StartError(f"server.engine: no adapter for {settings.server.engine!r}")

@@ -1,0 +1,139 @@
+"""Which tokens of which requests the next step computes: continuous batching, as a plain value.
+
+A request waits until one of the KV cache's slots is free, then runs until it ends. Each step gives
+every request in decode its one row, and requests in prefill, in the order they came, a share of
+`prefill_chunk_tokens`; so a long prompt delays the others' tokens by one chunk at most. "Prefill"
+is whatever is not computed yet: a preempted request computes prompt and answer anew.
+
+Knows nothing of the library that computes or of how a token is chosen.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fastserve.engine.sampler import Sampler
+    from fastserve.generation import RequestId, SamplingParams
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Request:
+    """A request in the engine. `token_ids` is the prompt and, appended to it, the answer.
+
+    `num_computed` of them are in the KV cache, in `slot` (None: it waits).
+    """
+
+    request_id: RequestId
+    token_ids: list[int]
+    num_prompt: int
+    sampling: SamplingParams
+    sampler: Sampler
+    num_computed: int = 0
+    slot: int | None = None
+
+    @property
+    def num_answered(self) -> int:
+        return len(self.token_ids) - self.num_prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """The next `count` tokens of a request, to be computed in this step."""
+
+    request: Request
+    count: int
+
+    @property
+    def is_last(self) -> bool:
+        """Whether nothing is left to compute after it, so that its logits are the next token's."""
+        return self.request.num_computed + self.count == len(self.request.token_ids)
+
+
+class Schedule:
+    """The waiting and the running requests, and the free slots of the KV cache."""
+
+    def __init__(self, *, num_slots: int, prefill_chunk_tokens: int) -> None:
+        self.waiting: OrderedDict[RequestId, Request] = OrderedDict()
+        self.running: dict[RequestId, Request] = {}
+        self._num_slots = num_slots
+        self._prefill_chunk_tokens = prefill_chunk_tokens
+        # The lowest comes first: llama.cpp computes neighbouring sequences together.
+        self._free_slots = list(range(num_slots))
+        self._closed = False
+
+    def add(self, request: Request) -> None:
+        self.waiting[request.request_id] = request
+
+    def remove(self, request_id: RequestId) -> None:
+        """Forget a request, waiting or running; its slot is free at once. An unknown id is none."""
+        if self.waiting.pop(request_id, None) is None:
+            request = self.running.pop(request_id, None)
+            if request is not None:
+                self._release(request)
+                self._closed = False
+
+    def preempt(self) -> Request | None:
+        """Send the youngest running request back to the head of the queue; None if it is alone.
+
+        No request is admitted before another has ended: it would only be preempted again.
+        """
+        if len(self.running) <= 1:
+            return None
+        _, request = self.running.popitem()
+        self._release(request)
+        request.num_computed = 0
+        self.waiting[request.request_id] = request
+        self.waiting.move_to_end(request.request_id, last=False)
+        self._closed = True
+        return request
+
+    def admit(self) -> None:
+        """Give the free slots to the requests that wait, first come first served."""
+        while self.waiting and self._free_slots and not self._closed:
+            _, request = self.waiting.popitem(last=False)
+            request.slot = heapq.heappop(self._free_slots)
+            self.running[request.request_id] = request
+
+    def compact(self) -> tuple[int, int] | None:
+        """Move the running request in the highest slot to the lowest free one, if that is lower.
+
+        Returns from where to where. Sequences that are no neighbours are computed one after the
+        other: with eight on a small model, a step with gaps takes twice the time. A move costs less
+        than two such steps, so one a step is made.
+        """
+        if not self.running or not self._free_slots:
+            return None
+        request = max(self.running.values(), key=slot_of)
+        source, target = slot_of(request), self._free_slots[0]
+        if target > source:
+            return None
+        request.slot = heapq.heapreplace(self._free_slots, source)
+        return source, target
+
+    def plan(self) -> list[Chunk]:
+        """Share out the next step among the running requests, in the order of their slots."""
+        chunks = []
+        budget = self._prefill_chunk_tokens
+        for request in self.running.values():
+            count = len(request.token_ids) - request.num_computed
+            if count > 1:
+                count = min(count, budget)
+                budget -= count
+            if count:
+                chunks.append(Chunk(request, count))
+        chunks.sort(key=lambda chunk: slot_of(chunk.request))
+        return chunks
+
+    def _release(self, request: Request) -> None:
+        heapq.heappush(self._free_slots, slot_of(request))
+        request.slot = None
+
+
+def slot_of(request: Request) -> int:
+    """The slot of a request that runs."""
+    assert request.slot is not None, f"{request.request_id} waits"
+    return request.slot

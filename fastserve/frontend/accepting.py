@@ -1,0 +1,154 @@
+"""How an acceptor takes its share of new connections.
+
+With a shared socket the kernel wakes one waiting acceptor per connection (EPOLLEXCLUSIVE), and it
+tends to be the same one. So each looks at the board first: one that holds more connections than the
+least loaded nudges that one, and defers. If nobody has taken the connection after a few
+milliseconds it does: the other may be busy, stopped or dead, and no connection waits for a share.
+
+The event loop has no exclusive wait, so the socket is registered with the loop's own epoll in its
+stead. It is edge-triggered there: a deferred connection must not make the loop spin.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import select
+import time
+from typing import TYPE_CHECKING
+
+from fastserve.log import get_logger
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable
+
+    import uvloop
+
+    from fastserve.metrics.board import Board, Slot
+
+log = get_logger("accepting")
+
+# A connection is deferred at most so often, so long each: as a whole less than anyone notices.
+_DEFERRALS_MAX = 5
+_DEFERRAL_S = 0.001
+# Out of descriptors or memory: what helps is that connections close.
+_EXHAUSTED_BACKOFF_S = 0.1
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+# So many more than the least loaded holds are no imbalance: a sixteenth.
+_SLACK_SHIFT = 4
+_SEEN_INTERVAL_S = 0.25
+
+
+class Accepting:
+    """Accepts on one listening socket until stopped. `board` None: take every connection."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        *,
+        lane: int,
+        slot: Slot,
+        board: Board | None,
+        protocol: Callable[[], asyncio.Protocol],
+    ) -> None:
+        self._loop: uvloop.Loop = asyncio.get_running_loop()
+        self._listener = listener
+        self._lane = lane
+        self._slot = slot
+        self._board = board
+        self._protocol = protocol
+        self._deferrals = 0
+        self._retry: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.active = False
+
+    async def start(self) -> None:
+        """Begin to accept."""
+        self.active = True
+        self._be_seen()
+        self._loop.add_reader(self._listener.fileno(), self._accept)
+        if self._board is not None:
+            self._loop.add_reader(self._board.nudge_fd(self._lane), self._on_nudge)
+            await self._wait_exclusively()
+
+    def stop(self) -> None:
+        """Accept no more. What waits in the socket is for the other acceptors."""
+        if not self.active:
+            return
+        self.active = False
+        self._loop.remove_reader(self._listener.fileno())
+        self._seen_timer.cancel()
+        if self._retry is not None:
+            self._retry.cancel()
+        if self._board is not None:
+            self._loop.remove_reader(self._board.nudge_fd(self._lane))
+            # One that was woken for a connection and goes must wake another for it.
+            _, lane = self._board.least_loaded(now_ns=time.monotonic_ns())
+            self._board.nudge(lane)
+
+    async def _wait_exclusively(self) -> None:
+        # The loop registers a reader when it next polls; only then is there one to replace.
+        await asyncio.sleep(0.001)
+        # A duplicate: the epoll object closes its descriptor when it is collected.
+        epoll = select.epoll.fromfd(os.dup(self._loop._get_backend_id()))  # noqa: SLF001 - no API
+        fd = self._listener.fileno()
+        epoll.unregister(fd)
+        epoll.register(fd, select.EPOLLIN | select.EPOLLEXCLUSIVE | select.EPOLLET)
+        epoll.close()
+
+    def _be_seen(self) -> None:
+        self._slot.seen()
+        self._seen_timer = self._loop.call_later(_SEEN_INTERVAL_S, self._be_seen)
+
+    def _on_nudge(self) -> None:
+        assert self._board is not None
+        os.eventfd_read(self._board.nudge_fd(self._lane))
+        self._accept()
+
+    def _accept(self) -> None:
+        """Take connections while there are any and it is our turn."""
+        while self.active and not self._defers():
+            try:
+                connection, _ = self._listener.accept()
+            except BlockingIOError:
+                self._deferrals = 0
+                return
+            except OSError as error:
+                if error.errno in _EXHAUSTED:
+                    log.warning_burst("cannot accept", error=error.strerror)
+                    self._retry_in(_EXHAUSTED_BACKOFF_S)
+                    return
+                continue  # that connection is gone already; accept(2) names several ways
+            self._deferrals = 0
+            self._slot.connections += 1
+            task = self._loop.create_task(self._connect(connection))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    def _defers(self) -> bool:
+        if self._board is None:
+            return False
+        fewest, lane = self._board.least_loaded(now_ns=time.monotonic_ns())
+        if self._slot.connections <= fewest + (fewest >> _SLACK_SHIFT):
+            return False
+        if self._deferrals >= _DEFERRALS_MAX:
+            return False
+        self._deferrals += 1
+        self._board.nudge(lane)
+        self._retry_in(_DEFERRAL_S)
+        return True
+
+    def _retry_in(self, delay_s: float) -> None:
+        if self._retry is not None:
+            self._retry.cancel()
+        self._retry = self._loop.call_later(delay_s, self._accept)
+
+    async def _connect(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        try:
+            await self._loop.connect_accepted_socket(self._protocol, connection)
+        except OSError:
+            connection.close()
+            self._slot.connections -= 1

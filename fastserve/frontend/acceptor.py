@@ -1,0 +1,190 @@
+"""The acceptor process: one event loop that ties a listening socket, a lane and the supervisor.
+
+It starts to accept at once and answers 503 until the model is there; it is told to drain by the
+supervisor, and leaves when its last exchange has ended or the time is up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, assert_never
+
+import uvloop
+
+from fastserve.control import Drain, EngineGone, Ready
+from fastserve.errors import EngineDead, ShuttingDown
+from fastserve.frontend.accepting import Accepting
+from fastserve.frontend.exchanges import Frontend
+from fastserve.frontend.liveness import Liveness
+from fastserve.frontend.model import Model
+from fastserve.http1.connection import Connection, Connections
+from fastserve.http1.limits import Limits
+from fastserve.lane.client import LaneClient
+from fastserve.lane.ids import request_ids
+from fastserve.lane.messages import Attached, Heartbeat, Outputs
+from fastserve.log import get_logger
+
+if TYPE_CHECKING:
+    from fastserve.config import HTTPConfig
+    from fastserve.control import ControlSocket
+    from fastserve.frontend.arguments import AcceptorArguments
+    from fastserve.lane.messages import ToAcceptor
+    from fastserve.metrics.board import Slot
+
+log = get_logger("acceptor")
+
+# After the time to drain is up: for the last error events to reach their clients.
+_LAST_WORDS_S = 1.0
+
+
+class _Counted(Connections):
+    """The live connections, whose number the other acceptors can see."""
+
+    def __init__(self, slot: Slot) -> None:
+        super().__init__()
+        self._slot = slot
+
+    def discard(self, connection: Connection) -> None:
+        super().discard(connection)
+        self._slot.connections -= 1
+
+
+class Acceptor:
+    """One incarnation of one acceptor."""
+
+    def __init__(self, control: ControlSocket, arguments: AcceptorArguments) -> None:
+        self._control = control
+        self._arguments = arguments
+        self._loop = asyncio.get_running_loop()
+        self._stop = asyncio.Event()
+        self._drain_timeout_s: float | None = None
+        self._ready = False
+        slot = arguments.board.slot(arguments.lane)
+        self._connections = _Counted(slot)
+        self._lane = LaneClient(
+            lane=arguments.lane,
+            incarnation=arguments.incarnation,
+            run_directory=Path(arguments.run_directory),
+            key=arguments.key,
+            in_flight_frames_max=arguments.lane_config.in_flight_frames_max,
+        )
+        self._frontend = Frontend(
+            loop=self._loop,
+            engine=self._lane,
+            request_ids=request_ids(lane=arguments.lane, incarnation=arguments.incarnation),
+            liveness=Liveness(stall_unhealthy_s=arguments.stall_unhealthy_s),
+            requests_in_flight_max=arguments.limits.requests_in_flight_max,
+            off_loop_bytes_min=arguments.http.off_loop_bytes_min,
+            num_connections=self._connections.__len__,
+            connections_max=arguments.http.connections_max,
+        )
+        self._limits = _limits_of(arguments.http)
+        self._accepting = Accepting(
+            arguments.listener,
+            lane=arguments.lane,
+            slot=slot,
+            board=arguments.board if arguments.balanced else None,
+            protocol=self._connection,
+        )
+
+    async def run(self) -> None:
+        """Serve until told to drain, or to stop, or the supervisor is gone."""
+        self._loop.add_signal_handler(signal.SIGTERM, self._stop.set)
+        self._loop.add_reader(self._control.fileno(), self._on_control)
+        self._loop.add_reader(self._lane.fd, self._on_lane)
+        self._on_lane()  # the descriptor signals edges, and one may have passed
+        await self._accepting.start()
+        self._ping_later()
+        await self._stop.wait()
+        self._accepting.stop()
+        if self._drain_timeout_s is not None:
+            await self._drain(self._drain_timeout_s)
+        self._connections.abort_all()
+        self._lane.close()
+
+    def _connection(self) -> Connection:
+        return Connection(
+            self._frontend, limits=self._limits, connections=self._connections, loop=self._loop
+        )
+
+    def _ping_later(self) -> None:
+        self._loop.call_later(self._arguments.limits.sse_ping_interval_s, self._ping)
+
+    def _ping(self) -> None:
+        self._frontend.ping_all()
+        self._ping_later()
+
+    # ---- the lane
+
+    def _on_lane(self) -> None:
+        for message in self._lane.receive():
+            self._on_message(message)
+
+    def _on_message(self, message: ToAcceptor) -> None:
+        match message:
+            case Outputs():
+                self._frontend.on_outputs(message)
+            case Heartbeat():
+                self._frontend.liveness.observe(message, now_s=time.monotonic())
+                self._say_when_ready()
+            case Attached(card):
+                self._frontend.model = Model(
+                    card,
+                    template_bytes_max=self._arguments.limits.text_template_bytes_max,
+                )
+                self._say_when_ready()
+            case _:
+                assert_never(message)
+
+    def _say_when_ready(self) -> None:
+        if self._ready or self._frontend.model is None or not self._frontend.liveness.ready:
+            return
+        self._ready = True
+        # What start-up has made stays: never look at it again when collecting.
+        gc.collect()
+        gc.freeze()
+        self._control.send(Ready(""))
+
+    # ---- the supervisor
+
+    def _on_control(self) -> None:
+        for message in self._control.receive():
+            match message:
+                case EngineGone(reason):
+                    self._frontend.on_engine_gone(reason)
+                case Drain(timeout_s):
+                    self._drain_timeout_s = timeout_s
+                    self._stop.set()
+        if self._control.closed:
+            self._loop.remove_reader(self._control.fileno())
+            self._stop.set()
+
+    async def _drain(self, timeout_s: float) -> None:
+        """Let what is in flight finish within `timeout_s`; the rest hears an error."""
+        self._frontend.draining = True
+        self._connections.drain()
+        if await self._connections.wait_closed(timeout_s=timeout_s):
+            return
+        dead = self._frontend.liveness.dead
+        self._frontend.fail_all(
+            EngineDead(dead) if dead else ShuttingDown("the server is shutting down")
+        )
+        await self._connections.wait_closed(timeout_s=_LAST_WORDS_S)
+
+
+def _limits_of(config: HTTPConfig) -> Limits:
+    names = Limits.__dataclass_fields__.keys() & config.__dataclass_fields__.keys()
+    return Limits(**{name: getattr(config, name) for name in names})
+
+
+def main(control: ControlSocket, arguments: AcceptorArguments) -> None:
+    """Be an acceptor: the entry point of its process."""
+
+    async def live() -> None:
+        await Acceptor(control, arguments).run()
+
+    uvloop.run(live())

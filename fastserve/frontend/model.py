@@ -1,0 +1,55 @@
+"""The model as a frontend knows it: a card, a tokenizer and a chat template. No weights."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from fastserve.errors import InvalidRequest
+from fastserve.text.chat_template import ChatTemplate
+from fastserve.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from fastserve.api.requests import ChatRequest
+    from fastserve.generation import ModelCard
+
+
+class Model:
+    """Turns requests into prompts. Raises StartError when the card's files cannot be used."""
+
+    def __init__(self, card: ModelCard, *, template_bytes_max: int) -> None:
+        self.card = card
+        self.created = int(time.time())
+        self.tokenizer = Tokenizer.from_file(card.tokenizer_path, vocab_size=card.vocab_size)
+        self._bos_ids: list[int] = []
+        if card.add_bos:
+            self._bos_ids = self.tokenizer.encode(card.bos_token, parse_special=True)
+        self._template: ChatTemplate | None = None
+        if card.chat_template is not None:
+            self._template = ChatTemplate(
+                card.chat_template,
+                bos_token=card.bos_token,
+                eos_token=card.eos_token,
+            )
+
+    def chat_prompt(self, request: ChatRequest) -> list[int]:
+        """Template and tokenize. Raises InvalidRequest."""
+        if self._template is None:
+            raise InvalidRequest(
+                f"'{self.card.name}' has no chat template; use /v1/completions", param="messages"
+            )
+        rendered = self._template.render(
+            # What a user says is text, also where it reads as a control token.
+            self.tokenizer.guard(request.messages),
+            add_generation_prompt=request.add_generation_prompt,
+            **request.template_kwargs,
+        )
+        ids = self.tokenizer.encode(rendered, parse_special=True)
+        return self._bos_ids + ids if request.add_special_tokens else ids
+
+    def completion_prompt(self, prompt: str | list[int], *, special: bool) -> list[int]:
+        """Tokenize a text, with the tokens that begin one if `special`; ids are as they are."""
+        if not isinstance(prompt, str):
+            return prompt
+        ids = self.tokenizer.encode(prompt, parse_special=True)
+        return self._bos_ids + ids if special else ids

@@ -1,0 +1,84 @@
+"""From a body's bytes to token ids and sampling parameters: pure, and safe to run in any thread."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fastserve.api.requests import (
+    ChatRequest,
+    CompletionRequest,
+    check_vocabulary,
+    parse_chat,
+    parse_completion,
+)
+from fastserve.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fastserve.frontend.model import Model
+    from fastserve.generation import SamplingParams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """One prompt in tokens. `echo` is the text that is repeated before its answer, if any."""
+
+    token_ids: list[int]
+    echo: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A validated request that is ready for the engine."""
+
+    request: ChatRequest | CompletionRequest
+    prompts: list[Prompt]
+    max_seq_len: int
+
+    @property
+    def is_chat(self) -> bool:
+        return isinstance(self.request, ChatRequest)
+
+    def choices(self) -> Iterator[tuple[Prompt, SamplingParams]]:
+        """Yield the prompt and the parameters of each choice: n of the first prompt come first.
+
+        Raises ContextLengthExceeded.
+        """
+        for prompt in self.prompts:
+            for choice in range(self.request.n):
+                sampling = self.request.sampling(
+                    prompt_tokens=len(prompt.token_ids), max_seq_len=self.max_seq_len, choice=choice
+                )
+                yield prompt, sampling
+
+
+def prepare_chat(body: bytes, model: Model) -> Prepared:
+    """Validate, template and tokenize a chat request. Raises RequestError."""
+    request = parse_chat(body)
+    check_vocabulary(request, vocab_size=model.card.vocab_size)
+    token_ids = model.chat_prompt(request)
+    if not token_ids:
+        raise InvalidRequest("the chat template made an empty prompt", param="messages")
+    return Prepared(
+        request=request,
+        prompts=[Prompt(token_ids=token_ids)],
+        max_seq_len=model.card.max_seq_len,
+    )
+
+
+def prepare_completion(body: bytes, model: Model) -> Prepared:
+    """Validate and tokenize a completion request. Raises RequestError."""
+    request = parse_completion(body)
+    check_vocabulary(request, vocab_size=model.card.vocab_size)
+    prompts = []
+    for prompt in request.prompts:
+        token_ids = model.completion_prompt(prompt, special=request.add_special_tokens)
+        if not token_ids:
+            raise InvalidRequest("'prompt' has no token", param="prompt")
+        echo = ""
+        if request.echo:
+            echo = prompt if isinstance(prompt, str) else model.tokenizer.decode(token_ids)
+        prompts.append(Prompt(token_ids=token_ids, echo=echo))
+    return Prepared(request=request, prompts=prompts, max_seq_len=model.card.max_seq_len)

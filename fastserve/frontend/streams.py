@@ -1,0 +1,471 @@
+"""The path of a token, in the acceptor: a delta arrives, its text leaves, all in one call.
+
+Hot path. For a plain stream `StreamedChoice.push` is a dictionary hit, a detokenization, one JSON
+string and one write; nothing is awakened and no object is made per token but the bytes that leave.
+What a client is not ready to take is merged into the next chunk, so a slow reader costs bounded
+memory. `bench/` shows what it costs.
+
+An Answer is one exchange's generations; each of its choices is one request of the engine.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Protocol
+
+from fastserve.api import chunks, responses
+from fastserve.api.logprobs import TokenText, token_string
+from fastserve.errors import FastserveError, GenerationFailed, InvalidRequest
+from fastserve.generation import Finish, FinishReason
+from fastserve.http1.message import Response
+from fastserve.log import get_logger
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from fastserve.api.chunks import ChatChunks, CompletionChunks
+    from fastserve.api.requests import ChatRequest, CompletionRequest
+    from fastserve.frontend.model import Model
+    from fastserve.generation import RequestId, TokenLogprob
+    from fastserve.http1.exchange import Exchange
+    from fastserve.text.stream import TextStream
+
+log = get_logger("frontend")
+
+_STOP = Finish(reason=FinishReason.STOP)
+
+
+class Registry(Protocol):
+    """Who keeps the choices in flight by request id, and speaks to the engine for them."""
+
+    def forget(self, request_id: RequestId) -> None: ...
+
+    def abort(self, request_ids: list[RequestId]) -> None: ...
+
+    def closed(self, answer: Answer) -> None: ...
+
+
+class Answer:
+    """One exchange and its generations, until the last of them ends or the client goes.
+
+    `quiet`: nothing has been written since the last ping was due.
+    """
+
+    __slots__ = (
+        "choices",
+        "completion_id",
+        "created",
+        "exchange",
+        "first_token_s",
+        "is_chat",
+        "model",
+        "num_open",
+        "prompt_tokens",
+        "quiet",
+        "received_s",
+        "registry",
+        "request",
+    )
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        *,
+        request: ChatRequest | CompletionRequest,
+        is_chat: bool,
+        model: Model,
+        registry: Registry,
+        prompt_tokens: int,
+        received_s: float,
+    ) -> None:
+        self.exchange = exchange
+        self.request = request
+        self.is_chat = is_chat
+        self.model = model
+        self.registry = registry
+        self.prompt_tokens = prompt_tokens
+        self.received_s = received_s
+        self.first_token_s = 0.0
+        self.created = int(time.time())
+        self.completion_id = ("chatcmpl-" if is_chat else "cmpl-") + exchange.request_id
+        self.choices: list[StreamedChoice | WholeChoice] = []
+        self.num_open = 0
+        self.quiet = True
+        exchange.on_disconnect = self._on_disconnect
+
+    @property
+    def in_flight(self) -> list[RequestId]:
+        """The requests that the engine still works on."""
+        return [choice.request_id for choice in self.choices if choice.open]
+
+    def closing(self, choice: StreamedChoice | WholeChoice, *, abort: bool) -> bool:
+        """Note that `choice` has its end; return whether it was the last one open."""
+        choice.open = False
+        self.num_open -= 1
+        self.registry.forget(choice.request_id)
+        if abort:
+            self.registry.abort([choice.request_id])
+        return self.num_open == 0
+
+    def usage(self) -> responses.Usage:
+        return responses.Usage(
+            prompt_tokens=self.prompt_tokens,
+            completion_tokens=sum(choice.num_tokens for choice in self.choices),
+        )
+
+    def fail(self, error: FastserveError) -> None:
+        """End the exchange with `error`, and every request of it that is still in flight."""
+        self._give_up()
+        if self.exchange.started:
+            self.exchange.end(responses.error_event(error))
+        else:
+            self.exchange.respond(error_response(error))
+        self.finished(status=error.status, error=error)
+
+    def ping(self) -> None:
+        """Keep a silent stream open for proxies; starts it if need be."""
+        if self.request.stream and self.quiet and self.exchange.writable:
+            if not self.exchange.started:
+                self.exchange.start_stream()
+            self.exchange.probe()
+        self.quiet = True
+
+    def finished(self, *, status: int, error: FastserveError | None = None) -> None:
+        """Say in one line how it went, and let go."""
+        self.registry.closed(self)
+        now_s = time.monotonic()
+        fields: dict[str, object] = {
+            "id": self.exchange.request_id,
+            "status": status,
+            "finish": ",".join(choice.finish_reason for choice in self.choices),
+            "prompt_tokens": self.prompt_tokens,
+            "tokens": sum(choice.num_tokens for choice in self.choices),
+            "total_s": round(now_s - self.received_s, 4),
+        }
+        if self.first_token_s:
+            fields["ttft_s"] = round(self.first_token_s - self.received_s, 4)
+        if error is None:
+            log.info("request finished", **fields)
+        else:
+            log.failed("request failed", error, **fields)
+
+    def _give_up(self) -> None:
+        in_flight = self.in_flight
+        if in_flight:
+            for choice in self.choices:
+                choice.open = False
+            self.num_open = 0
+            for request_id in in_flight:
+                self.registry.forget(request_id)
+            self.registry.abort(in_flight)
+
+    def _on_disconnect(self) -> None:
+        self._give_up()
+        for choice in self.choices:
+            choice.finish_reason = choice.finish_reason or FinishReason.ABORT
+        # What nginx logs for a client that closed before its answer.
+        self.finished(status=499)
+
+
+class StreamedChoice:
+    """A choice whose text leaves as it comes."""
+
+    __slots__ = (
+        "_chunks",
+        "_echo",
+        "_held",
+        "_held_ids",
+        "_held_logprobs",
+        "_plain",
+        "_prompt_token_ids",
+        "_render",
+        "_text",
+        "answer",
+        "finish_reason",
+        "num_tokens",
+        "open",
+        "request_id",
+    )
+
+    def __init__(
+        self,
+        answer: Answer,
+        *,
+        request_id: RequestId,
+        text: TextStream,
+        chunks: ChatChunks | CompletionChunks,
+        prompt_token_ids: list[int] | None,
+        echo: str,
+    ) -> None:
+        request = answer.request
+        self.answer = answer
+        self.request_id = request_id
+        self.open = True
+        self.num_tokens = 0
+        self.finish_reason = ""
+        self._text = text
+        self._chunks = chunks
+        self._prompt_token_ids = prompt_token_ids
+        self._echo = echo
+        self._render: Callable[[str], bytes] = chunks.text
+        self._held = ""
+        self._held_ids: list[int] = []
+        self._held_logprobs: list[TokenText] = []
+        self._plain = not (
+            request.logprobs is not None or request.return_token_ids or request.continuous_usage
+        )
+
+    def begin(self) -> bytes:
+        """Return the events that come before the first token."""
+        first = self._chunks.first(prompt_token_ids=self._prompt_token_ids)
+        return first + self._event(self._echo) if self._echo else first
+
+    def push(
+        self,
+        token_ids: list[int],
+        finish: Finish | None,
+        logprobs: list[TokenLogprob] | None,
+    ) -> None:
+        """Take one delta: write its text, or hold it while the client is not ready."""
+        answer = self.answer
+        if not answer.first_token_s:
+            answer.first_token_s = time.monotonic()
+            start_stream(answer, failing=finish)
+        self.num_tokens += len(token_ids)
+        if finish is not None:
+            token_ids = visible(token_ids, finish, answer)
+        text = self._text.push(token_ids)
+        if not self._plain:
+            self._remember(token_ids, logprobs)
+        if self._text.stopped is not None:
+            self._end(text, finish or _STOP, abort=finish is None)
+        elif finish is not None:
+            self._end(text, finish, abort=False)
+        elif text:
+            if answer.exchange.writable:
+                answer.quiet = False
+                if self._held:
+                    text, self._held = self._held + text, ""
+                answer.exchange.write(self._render(text) if self._plain else self._event(text))
+            else:
+                self._held += text
+
+    def flush(self) -> None:
+        """Write what was held: the client is ready again."""
+        if self._held and self.open:
+            text, self._held = self._held, ""
+            self.answer.exchange.write(self._event(text))
+
+    def _end(self, text: str, finish: Finish, *, abort: bool) -> None:
+        answer = self.answer
+        self.finish_reason = finish.reason
+        if finish.reason not in (FinishReason.STOP, FinishReason.LENGTH):
+            answer.fail(failure_of(finish))
+            return
+        last = answer.closing(self, abort=abort)
+        stopped = self._text.stopped
+        text = self._held + text + ("" if stopped is not None else self._text.finish())
+        if self._text.stopped is not None and stopped is None:
+            finish = _STOP  # the last characters, freed by the end, completed a stop string
+        self._held = ""
+        events = self._event(text) if text or self._held_ids or self._held_logprobs else b""
+        events += self._chunks.finish(
+            finish.reason,
+            stop_reason=self._text.stopped or finish.stop_token_id,
+            completion_tokens=self.num_tokens,
+        )
+        if not last:
+            answer.exchange.write(events)
+            return
+        if answer.request.include_usage:
+            events += self._chunks.usage(answer.usage())
+        answer.exchange.end(events + chunks.DONE)
+        answer.finished(status=200)
+
+    def _event(self, text: str) -> bytes:
+        if self._plain:
+            return self._render(text)
+        request = self.answer.request
+        event = self._chunks.text_with(
+            text,
+            logprobs=self._held_logprobs if request.logprobs is not None else None,
+            token_ids=self._held_ids if request.return_token_ids else None,
+            completion_tokens=self.num_tokens if request.continuous_usage else None,
+        )
+        self._held_ids, self._held_logprobs = [], []
+        return event
+
+    def _remember(self, token_ids: list[int], logprobs: list[TokenLogprob] | None) -> None:
+        self._held_ids += token_ids
+        if logprobs is not None:
+            self._held_logprobs += told(token_ids, logprobs, model=self.answer.model)
+
+
+class WholeChoice:
+    """A choice that is answered when it is complete."""
+
+    __slots__ = (
+        "_finish",
+        "_ids",
+        "_logprobs",
+        "_parts",
+        "_prompt_token_ids",
+        "_text",
+        "answer",
+        "finish_reason",
+        "num_tokens",
+        "open",
+        "request_id",
+    )
+
+    def __init__(
+        self,
+        answer: Answer,
+        *,
+        request_id: RequestId,
+        text: TextStream,
+        prompt_token_ids: list[int] | None,
+        echo: str,
+    ) -> None:
+        self.answer = answer
+        self.request_id = request_id
+        self.open = True
+        self.num_tokens = 0
+        self.finish_reason = ""
+        self._text = text
+        self._parts = [echo]
+        self._ids: list[int] = []
+        self._logprobs: list[TokenText] = []
+        self._prompt_token_ids = prompt_token_ids
+        self._finish = _STOP
+
+    def push(
+        self,
+        token_ids: list[int],
+        finish: Finish | None,
+        logprobs: list[TokenLogprob] | None,
+    ) -> None:
+        """Take one delta."""
+        answer = self.answer
+        if not answer.first_token_s:
+            answer.first_token_s = time.monotonic()
+        self.num_tokens += len(token_ids)
+        if finish is not None:
+            token_ids = visible(token_ids, finish, answer)
+        self._parts.append(self._text.push(token_ids))
+        if answer.request.return_token_ids:
+            self._ids += token_ids
+        if logprobs is not None:
+            self._logprobs += told(token_ids, logprobs, model=answer.model)
+        if self._text.stopped is not None or finish is not None:
+            self._end(finish or _STOP, abort=finish is None)
+
+    def rendered(self) -> responses.Choice:
+        request = self.answer.request
+        return responses.Choice(
+            text="".join(self._parts),
+            finish_reason=self._finish.reason,
+            stop_reason=self._text.stopped or self._finish.stop_token_id,
+            logprobs=self._logprobs if request.logprobs is not None else None,
+            token_ids=self._ids if request.return_token_ids else None,
+            prompt_token_ids=self._prompt_token_ids,
+        )
+
+    def _end(self, finish: Finish, *, abort: bool) -> None:
+        answer = self.answer
+        self.finish_reason = finish.reason
+        if finish.reason not in (FinishReason.STOP, FinishReason.LENGTH):
+            answer.fail(failure_of(finish))
+            return
+        if self._text.stopped is None:
+            self._parts.append(self._text.finish())
+        self._finish = _STOP if self._text.stopped is not None else finish
+        if answer.closing(self, abort=abort):
+            respond_whole(answer)
+
+
+def respond_empty(answer: Answer) -> None:
+    """Answer an exchange that asks for no token: the echo of its prompts is all there is."""
+    nothing = Finish(reason=FinishReason.LENGTH)
+    if answer.request.stream:
+        start_stream(answer, failing=None)
+    for choice in list(answer.choices):
+        choice.push([], nothing, None)
+
+
+def respond_whole(answer: Answer) -> None:
+    """Answer with every choice at once."""
+    render = responses.chat_completion if answer.is_chat else responses.completion
+    whole = [choice.rendered() for choice in answer.choices if isinstance(choice, WholeChoice)]
+    body = render(
+        whole,
+        completion_id=answer.completion_id,
+        created=answer.created,
+        model=answer.model.card.name,
+        usage=answer.usage(),
+    )
+    answer.exchange.respond(Response(200, body=body))
+    answer.finished(status=200)
+
+
+def start_stream(answer: Answer, *, failing: Finish | None) -> None:
+    """Begin the stream with the first token, unless that says that there will be none.
+
+    So a request that fails before its first token still gets an honest status.
+    """
+    if failing is not None and failing.reason is FinishReason.ERROR:
+        return
+    if not answer.exchange.started:
+        answer.exchange.start_stream()
+    streamed = [choice for choice in answer.choices if isinstance(choice, StreamedChoice)]
+
+    def flush() -> None:
+        for choice in streamed:
+            choice.flush()
+
+    answer.exchange.on_writable = flush
+    if preface := b"".join([choice.begin() for choice in streamed]):
+        answer.exchange.write(preface)
+
+
+def visible(token_ids: list[int], finish: Finish, answer: Answer) -> list[int]:
+    """The tokens of a last delta without the one that ended the request, which is no text."""
+    if finish.reason is not FinishReason.STOP or not token_ids:
+        return token_ids
+    if answer.request.include_stop_str_in_output:
+        return token_ids
+    ended_by_id = finish.stop_token_id is not None
+    if ended_by_id or token_ids[-1] in answer.model.card.eos_token_ids:
+        return token_ids[:-1]
+    return token_ids
+
+
+def told(
+    token_ids: Sequence[int], logprobs: Sequence[TokenLogprob], *, model: Model
+) -> list[TokenText]:
+    """The texts that logprobs are told with."""
+    table = model.tokenizer.token_bytes
+    return [
+        TokenText(
+            token=token_string(table[token_id]),
+            raw=table[token_id],
+            logprob=entry.logprob,
+            top=tuple(
+                (token_string(table[other]), table[other], value) for other, value in entry.top
+            ),
+        )
+        for token_id, entry in zip(token_ids, logprobs, strict=False)
+    ]
+
+
+def failure_of(finish: Finish) -> FastserveError:
+    """The error to answer when the engine ended a request otherwise than with a text."""
+    message = finish.error or "the engine gave the request up"
+    return InvalidRequest(message) if finish.invalid else GenerationFailed(message)
+
+
+def error_response(error: FastserveError) -> Response:
+    """The whole answer that tells of `error`."""
+    retry = error.retry_after_s
+    headers = () if retry is None else ((b"Retry-After", b"%d" % retry),)
+    return Response(error.status, body=responses.error_body(error), headers=headers)

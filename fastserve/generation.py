@@ -1,0 +1,99 @@
+"""What a generation is, in tokens: the values that api, frontend, lane and engine all speak of.
+
+Everything here is about token ids and numbers. It knows nothing of HTTP, of text, or of how a
+value crosses a process.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import NewType
+
+RequestId = NewType("RequestId", int)
+"""One generation: bit 63 clear, 6 bits of lane at shift 57, a 57-bit counter below."""
+
+# OpenAI's own limits are 20 (chat) and 5 (completions); vLLM and llama.cpp accept more.
+LOGPROBS_MAX = 20
+
+# JSON has no infinities: what a log of zero becomes on the wire (vLLM's value).
+LOGPROB_MIN = -9999.0
+
+
+class FinishReason(enum.StrEnum):
+    """Why a request ended. OpenAI's words, and two for what OpenAI has no word for."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How the next token is chosen, and when to stop. Already validated; every field is definite.
+
+    `temperature` 0 is greedy. `top_k` 0, `top_p` 1, `min_p` 0 and penalties at their defaults are
+    off. `logprobs` None: none; 0: the chosen token's; N: also the N most likely tokens'.
+    `min_tokens`: EOS and stop ids cannot be chosen before that many tokens.
+    """
+
+    max_tokens: int
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    logit_bias: dict[int, float] = field(default_factory=dict)
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprob:
+    """The logarithm of a chosen token's probability, and the `top` (id, logprob) pairs, best first.
+
+    Of the model's distribution before temperature and penalties, as OpenAI's are.
+    """
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finish:
+    """How a request ended. `stop_token_id`: the stop id that ended it (None: EOS or other).
+
+    The id that ended a request is the last of its tokens, and counts as one of them. With ERROR,
+    `error` says why, and `invalid` whether that was the request's own doing.
+    """
+
+    reason: FinishReason
+    stop_token_id: int | None = None
+    error: str | None = None
+    invalid: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelCard:
+    """What a frontend must know of the model to turn text into tokens and back.
+
+    `tokenizer_path` is a `tokenizer.json`. `eos_token_ids`: every id that ends a turn or a text.
+    `max_seq_len`: prompt and answer together, in tokens. `add_bos`: whether the tokenizer puts
+    `bos_token` before a plain prompt (a chat template writes its own).
+    """
+
+    name: str
+    tokenizer_path: str
+    chat_template: str | None
+    bos_token: str
+    eos_token: str
+    eos_token_ids: tuple[int, ...]
+    vocab_size: int
+    max_seq_len: int
+    add_bos: bool = False

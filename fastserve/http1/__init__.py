@@ -1,0 +1,8 @@
+"""HTTP/1.1 and server-sent events, by hand, over asyncio's transports.
+
+Read in this order: message.py (what crosses the border), parser.py and body.py (bytes to requests),
+reader.py (the two over one buffer), response.py and sse.py (answers to bytes), exchange.py (one
+request and its answer), connection.py (the thin shell that owns the socket and the clock).
+
+A library: it imports nothing of ours, and knows nothing of routes, JSON or generations.
+"""

@@ -1,0 +1,585 @@
+"""The thin shell: one client's socket, its states and its deadlines.
+
+Requests are answered one by one: what follows waits in the reader (and, above a limit, in the
+kernel) until the answer before it has been taken. There is one timer. It is moved only when a
+deadline comes closer; a later deadline is seen when the timer fires, so that a request which comes
+whole and is answered costs no timer at all. Nothing ever raises into the event loop.
+
+Knows nothing of routes, JSON or generations: those are the Application's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+import math
+from typing import TYPE_CHECKING, Protocol, cast
+
+from fastserve.http1 import peer
+from fastserve.http1.exchange import CLOSE, Exchange, made_request_id
+from fastserve.http1.message import ProtocolError, RequestHead, Response
+from fastserve.http1.reader import RequestReader
+from fastserve.http1.response import CONTINUE, content_lines, render_head
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fastserve.http1.limits import Limits
+
+
+class Application(Protocol):
+    """What answers."""
+
+    def check(self, head: RequestHead) -> Response | None:
+        """Refuse a request by its head alone, before its body is read; None to go on.
+
+        If a body was announced and has not come, the connection closes after the refusal.
+        """
+
+    def serve(self, exchange: Exchange) -> None:
+        """Answer a whole request, now or later, through the exchange. Must not raise or block."""
+
+    def error_body(self, status: int, message: str) -> bytes:
+        """Render, as JSON, a refusal of the layer's own: 400, 408, 413, 414, 417, 431, 5xx."""
+
+
+# An IntEnum, for its hash and comparison are C: an Enum's would cost each request a microsecond.
+class State(enum.IntEnum):
+    """Where a connection is in its life."""
+
+    NEW = enum.auto()  # accepted; nothing has come
+    IDLE = enum.auto()  # between an answer and the next request
+    HEAD = enum.auto()  # part of a head has come
+    BODY = enum.auto()  # a head has come, and not all of its body
+    ANSWERING = enum.auto()  # the application has the request
+    FLUSHING = enum.auto()  # answered; too much of it still waits for the client
+    LINGERING = enum.auto()  # said the last word: reads on for a moment and drops it, then closes
+    CLOSED = enum.auto()
+
+
+_READING = frozenset({State.NEW, State.IDLE, State.HEAD, State.BODY})
+NEXT = {
+    State.NEW: {State.HEAD, State.BODY, State.LINGERING, State.CLOSED},
+    State.IDLE: {State.HEAD, State.BODY, State.LINGERING, State.CLOSED},
+    State.HEAD: {State.BODY, State.LINGERING, State.CLOSED},
+    State.BODY: {State.ANSWERING, State.LINGERING, State.CLOSED},
+    State.ANSWERING: {State.IDLE, State.FLUSHING, State.LINGERING, State.CLOSED},
+    State.FLUSHING: {State.IDLE, State.LINGERING, State.CLOSED},
+    State.LINGERING: {State.CLOSED},
+    State.CLOSED: set[State](),
+}
+
+
+class Connections:
+    """The live connections of one acceptor."""
+
+    def __init__(self) -> None:
+        self.draining = False
+        self._live: set[Connection] = set()
+        self._on_empty: asyncio.Event | None = None
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def add(self, connection: Connection) -> None:
+        self._live.add(connection)
+
+    def discard(self, connection: Connection) -> None:
+        self._live.discard(connection)
+        if not self._live and self._on_empty is not None:
+            self._on_empty.set()
+
+    def drain(self) -> None:
+        """Close idle connections now and the others after their answer, which says so if it can."""
+        self.draining = True
+        for connection in list(self._live):
+            connection.drain()
+
+    async def wait_closed(self, *, timeout_s: float) -> bool:
+        """Wait until the last connection has closed; False if `timeout_s` passed before that."""
+        if not self._live:
+            return True
+        self._on_empty = asyncio.Event()
+        try:
+            await asyncio.wait_for(self._on_empty.wait(), timeout_s)
+        except TimeoutError:
+            return False
+        return True
+
+    def abort_all(self) -> None:
+        """Close every connection now, whatever is still unsent."""
+        for connection in list(self._live):
+            connection.abort()
+
+
+class Connection(asyncio.Protocol):
+    """One client. Given to `loop.create_server` through a factory."""
+
+    __slots__ = (
+        "_advancing",
+        "_app",
+        "_body_due_s",
+        "_close_after_answer",
+        "_connections",
+        "_deadline_s",
+        "_eof",
+        "_exchange",
+        "_head",
+        "_limits",
+        "_logger",
+        "_looks",
+        "_loop",
+        "_peer_timer",
+        "_reader",
+        "_reading_paused",
+        "_requests",
+        "_socket",
+        "_state",
+        "_timer",
+        "_timer_at_s",
+        "_transport",
+        "_unsent_bytes",
+        "_writable",
+    )
+
+    _transport: asyncio.Transport
+    _head: RequestHead
+
+    def __init__(
+        self,
+        app: Application,
+        *,
+        limits: Limits,
+        connections: Connections,
+        logger: logging.Logger | None = None,
+        loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        self._app = app
+        self._limits = limits
+        self._connections = connections
+        self._logger = logger or logging.getLogger(__name__)
+        self._loop = loop or asyncio.get_running_loop()
+        self._state = State.NEW
+        self._reader = RequestReader(limits)
+        self._exchange: Exchange | None = None
+        self._requests = 0
+        self._close_after_answer = False
+        # Inside _advance: an answer given at once must not begin the next request by recursion.
+        self._advancing = False
+        # What the transport is doing.
+        self._writable = True
+        self._reading_paused = False
+        self._eof = False
+        self._socket: peer.Socket | None = None
+        # The one timer, and when it is really due; see the header.
+        self._deadline_s = math.inf
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at_s = math.inf
+        # How much was waiting for the client when it was last looked at.
+        self._unsent_bytes = 0
+        # When a body is due that earns no time by coming fast.
+        self._body_due_s = math.inf
+        # Looking whether a client that has finished sending is still there.
+        self._peer_timer: asyncio.TimerHandle | None = None
+        self._looks = 0
+
+    def __repr__(self) -> str:
+        return f"<Connection {self._state.name} requests={self._requests}>"
+
+    # What the event loop calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.set_write_buffer_limits(high=self._limits.write_buffer_bytes_max)
+        sock = cast("peer.Socket | None", transport.get_extra_info("socket"))
+        if sock is not None and peer.is_tcp(sock):
+            self._socket = sock
+            peer.detect_silence(sock, timeout_s=self._limits.write_stall_timeout_s)
+        self._connections.add(self)
+        self._set_deadline(
+            self._limits.drain_first_byte_timeout_s
+            if self._connections.draining
+            else self._limits.first_byte_timeout_s
+        )
+
+    def data_received(self, data: bytes) -> None:
+        state = self._state
+        if state in _READING:
+            self._reader.feed(data)
+            self._advance()
+        elif state is State.ANSWERING or state is State.FLUSHING:
+            self._reader.feed(data)
+            if self._reader.buffered_bytes > self._limits.read_buffer_bytes_max:
+                self._pause_reading()
+
+    def eof_received(self) -> bool:
+        """Keep the connection open (True) if there is still something to be said on it."""
+        if self._eof:
+            return True
+        self._eof = True
+        if self._state is State.ANSWERING:
+            self._start_looking()
+        elif self._state in (State.HEAD, State.BODY):
+            # RFC 9112 8: an incomplete request is not processed.
+            self._refuse(ProtocolError(400, "the request ended before it was complete"))
+        elif self._state is not State.FLUSHING:
+            self._close()
+        return True
+
+    def pause_writing(self) -> None:
+        self._writable = False
+        self._expect_progress()
+        if self._exchange is not None:
+            self._exchange.writable = False
+
+    def resume_writing(self) -> None:
+        self._writable = True
+        if self._state is State.FLUSHING:
+            self._proceed()
+        elif self._exchange is not None:
+            self._deadline_s = math.inf
+            self._exchange.writable = True
+            if self._exchange.on_writable is not None:
+                self._call(self._exchange.on_writable)
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 -- asyncio's signature
+        self._enter(State.CLOSED)
+        for timer in (self._timer, self._peer_timer):
+            if timer is not None:
+                timer.cancel()
+        self._timer = self._peer_timer = None
+        self._connections.discard(self)
+        self._disconnect()
+
+    # What the exchange calls.
+
+    @property
+    def persists(self) -> bool:
+        """Whether the connection goes on after the answer that is being given."""
+        return (
+            self._head.keep_alive
+            and not self._close_after_answer
+            and not self._connections.draining
+            and not (self._eof and not self._reader.buffered_bytes)
+            and self._requests != self._limits.requests_per_connection_max
+        )
+
+    def answered(self, *, close: bool) -> None:
+        """The answer is written, though perhaps not all of it sent."""
+        self._exchange = None
+        if close:
+            self._close_after_answer = True
+        if self._writable:
+            self._proceed()
+            return
+        # The next request waits until this answer is taken: a client that sends and never reads
+        # would otherwise fill the memory with answers.
+        self._enter(State.FLUSHING)
+        self._expect_progress()
+
+    def cut(self, *, reset: bool) -> None:
+        """The answer is given up in its middle."""
+        self._exchange = None
+        if not reset:
+            self._linger()
+            return
+        if self._socket is not None:
+            peer.close_with_reset(self._socket)
+        self._transport.abort()
+
+    # What the acceptor calls, through Connections.
+
+    def drain(self) -> None:
+        """Close at the next opportunity."""
+        if self._state is State.IDLE:
+            self._close()
+        elif self._state is State.NEW:
+            # Its request may be on its way: a client that has just connected is not turned away.
+            self._set_deadline(self._limits.drain_first_byte_timeout_s)
+
+    def abort(self) -> None:
+        """Close now. The application hears of it at once, as of any client that goes away."""
+        self._transport.abort()
+        self._disconnect()
+
+    # Requests, in order.
+
+    def _advance(self) -> None:
+        """Read and serve requests until something is missing, be it a byte or an answer."""
+        self._advancing = True
+        try:
+            while self._state in _READING and self._read():
+                pass
+        except ProtocolError as error:
+            self._refuse(error)
+        except Exception:
+            self._logger.exception("connection failed %r", self)
+            if self._state in _READING:
+                self._refuse(ProtocolError(500, "internal error"))
+            else:
+                self.abort()
+        finally:
+            self._advancing = False
+
+    def _read(self) -> bool:
+        """Take the next piece of a request; False if it is not there yet."""
+        if self._state is not State.BODY:
+            head = self._reader.next_head()
+            if head is None:
+                self._wait_for_head()
+                return False
+            self._head = head
+            self._requests += 1
+            self._enter(State.BODY)
+            refusal = self._app.check(head)
+            if refusal is not None:
+                self._respond_early(refusal)
+                return True
+            body = self._reader.next_body()
+            if body is None:
+                self._wait_for_body(head)
+                return False
+        else:
+            body = self._reader.next_body()
+            if body is None:
+                return False
+        self._serve(body)
+        return True
+
+    def _wait_for_head(self) -> None:
+        if self._eof:
+            self._close()
+        elif not self._reader.started:
+            self._set_deadline(self._limits.keep_alive_timeout_s)
+        elif self._state is not State.HEAD:
+            self._enter(State.HEAD)
+            self._set_deadline(self._limits.header_timeout_s)
+
+    def _wait_for_body(self, head: RequestHead) -> None:
+        if self._eof:
+            raise ProtocolError(400, "the request ended before it was complete")
+        if head.expect_continue:
+            self._transport.write(CONTINUE)
+        self._reader.fed_bytes = 0
+        self._set_deadline(self._limits.body_timeout_s)
+        self._body_due_s = self._deadline_s
+
+    def _serve(self, body: bytes) -> None:
+        self._deadline_s = math.inf
+        exchange = self._open_exchange(body)
+        try:
+            self._app.serve(exchange)
+        except Exception:
+            self._logger.exception("application failed id=%s", exchange.request_id)
+            if exchange.started:
+                exchange.cut()
+            else:
+                exchange.respond(self._refusal(500, "internal error"))
+        if self._eof and not exchange.ended:
+            self._start_looking()
+
+    def _open_exchange(self, body: bytes) -> Exchange:
+        self._enter(State.ANSWERING)
+        self._exchange = Exchange(self, head=self._head, body=body, send=self._transport.write)
+        return self._exchange
+
+    def _respond_early(self, refusal: Response) -> None:
+        """Answer a request that the application refused by its head."""
+        if not self._reader.skip_body():
+            # Reading on would mean receiving what nobody wants; not reading on, that where the
+            # next request begins is unknown. So this one was the last.
+            self._close_after_answer = True
+        self._open_exchange(b"").respond(refusal)
+
+    def _refuse(self, error: ProtocolError) -> None:
+        """Answer what is no request, or no longer one, and close: no next one can be found."""
+        self._close_after_answer = True
+        refusal = self._refusal(error.status, error.message)
+        if self._state is State.BODY:
+            self._open_exchange(b"").respond(refusal)
+            return
+        head = render_head(
+            refusal.status,
+            request_id=made_request_id(),
+            content=content_lines(
+                refusal.status, content_type=refusal.content_type, length=len(refusal.body)
+            ),
+            connection=CLOSE,
+        )
+        self._transport.write(head + refusal.body)
+        self._linger()
+
+    def _refusal(self, status: int, message: str) -> Response:
+        try:
+            body = self._app.error_body(status, message)
+        except Exception:
+            self._logger.exception("application failed to render an error")
+            body = b""
+        return Response(status, body=body)
+
+    def _proceed(self) -> None:
+        """Go on after an answer that has been taken."""
+        if self._close_after_answer or self._connections.draining:
+            self._linger()
+            return
+        self._enter(State.IDLE)
+        if (
+            self._reading_paused
+            and self._reader.buffered_bytes <= self._limits.read_buffer_bytes_max
+        ):
+            self._resume_reading()
+        if not self._advancing:
+            self._advance()
+
+    # Ends.
+
+    def _linger(self) -> None:
+        """Say that nothing follows, and read on for a moment: unread bytes at a close are answered
+        with a reset, which would destroy the answer on its way (RFC 9112 9.6)."""
+        transport = self._transport
+        # A transport that has failed and not said so yet is closing, and raises if written to.
+        if self._eof or transport.is_closing() or not transport.can_write_eof():
+            self._close()
+            return
+        self._enter_lingering()
+        try:
+            transport.write_eof()
+        except OSError:  # reset, and the loop has not seen it yet
+            self.abort()
+            return
+        if self._reading_paused:
+            self._resume_reading()
+
+    def _close(self) -> None:
+        """Close when everything written has been sent."""
+        if self._state is not State.LINGERING:
+            self._enter_lingering()
+        self._transport.close()
+
+    def _enter_lingering(self) -> None:
+        self._enter(State.LINGERING)
+        self._reader.clear()
+        # Above any real size, so that the first look finds progress.
+        self._unsent_bytes = 1 << 62
+        self._set_deadline(self._limits.linger_timeout_s)
+
+    def _enter(self, state: State) -> None:
+        assert state in NEXT[self._state], f"{self._state.name} -> {state.name}"
+        self._state = state
+
+    def _disconnect(self) -> None:
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None:
+            self._call(exchange.disconnect)
+
+    def _call(self, callback: Callable[[], None]) -> None:
+        try:
+            callback()
+        except Exception:
+            self._logger.exception("application failed in a callback")
+
+    # Time.
+
+    def _set_deadline(self, timeout_s: float) -> None:
+        self._deadline_s = self._loop.time() + timeout_s
+        if self._deadline_s < self._timer_at_s:
+            self._start_timer()
+
+    def _start_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at_s = self._deadline_s
+        self._timer = self._loop.call_at(self._deadline_s, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._timer_at_s = math.inf
+        # Loops round to milliseconds.
+        if self._deadline_s - self._loop.time() < 0.001:
+            self._on_deadline()
+        elif self._deadline_s < math.inf:
+            self._start_timer()
+
+    def _on_deadline(self) -> None:
+        state = self._state
+        self._deadline_s = math.inf
+        if state in (State.NEW, State.IDLE):
+            self._close()
+        elif state is State.HEAD:
+            self._refuse(ProtocolError(408, "the header section took too long"))
+        elif state is State.BODY:
+            self._on_body_deadline()
+        elif 0 < self._transport.get_write_buffer_size() < self._unsent_bytes:
+            self._expect_progress()
+        else:
+            self.abort()
+
+    def _on_body_deadline(self) -> None:
+        earned_s = self._reader.fed_bytes / self._limits.body_bytes_per_s_min
+        left_s = self._body_due_s + earned_s - self._loop.time()
+        if left_s > 0:
+            self._set_deadline(left_s)
+        else:
+            self._refuse(ProtocolError(408, "the body took too long"))
+
+    def _expect_progress(self) -> None:
+        """Have it looked at whether the client takes some of what waits for it."""
+        self._unsent_bytes = self._transport.get_write_buffer_size()
+        self._set_deadline(self._limits.write_stall_timeout_s)
+
+    # Clients that are no longer heard.
+
+    def _pause_reading(self) -> None:
+        if self._reading_paused or self._eof or self._transport.is_closing():
+            return
+        self._reading_paused = True
+        self._transport.pause_reading()
+        # A loop that does not read does not report that the client has gone either.
+        if self._socket is not None:
+            self._look_later(peer.LOOK_AFTER_S[-1], self._look_while_paused)
+
+    def _resume_reading(self) -> None:
+        self._reading_paused = False
+        if not self._eof and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def _look_while_paused(self) -> None:
+        if not self._reading_paused or self._exchange is None or self._socket is None:
+            return
+        if peer.has_finished_sending(self._socket):
+            self._start_looking()
+        else:
+            self._look_later(peer.LOOK_AFTER_S[-1], self._look_while_paused)
+
+    def _start_looking(self) -> None:
+        """Find out whether a client that has finished sending still waits for its answer."""
+        # HTTP/1.0 knows no interim response that could be sent to find out.
+        if self._socket is None or self._head.minor == 0:
+            self.abort()
+            return
+        self._looks = 0
+        self._look()
+
+    def _look(self) -> None:
+        exchange = self._exchange
+        if exchange is None or self._socket is None:
+            return
+        if peer.is_gone(self._socket):
+            self.abort()
+            return
+        # Only what is sent can be answered with a reset. Where much waits to be sent, it will do.
+        if self._writable:
+            if not exchange.started:
+                if self._looks in peer.INTERIM_AT_LOOKS:
+                    self._transport.write(CONTINUE)
+            elif self._looks == 0 or self._looks >= len(peer.LOOK_AFTER_S) - 1:
+                exchange.probe()
+        wait_s = peer.LOOK_AFTER_S[min(self._looks, len(peer.LOOK_AFTER_S) - 1)]
+        self._looks += 1
+        self._look_later(wait_s, self._look)
+
+    def _look_later(self, wait_s: float, look: Callable[[], None]) -> None:
+        if self._peer_timer is not None:
+            self._peer_timer.cancel()
+        self._peer_timer = self._loop.call_later(wait_s, look)

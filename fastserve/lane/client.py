@@ -1,0 +1,85 @@
+"""The acceptor's end of a lane: a PULL socket of its own, and a PUSH socket to the ingress.
+
+Nothing here blocks. The owner watches `fd` and calls `receive` when it becomes readable; ZeroMQ
+signals that descriptor on an edge, so `receive` must be run until it yields nothing more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, cast
+
+import zmq
+
+from fastserve.errors import Overloaded
+from fastserve.lane.codec import BadFrame, Codec
+from fastserve.lane.messages import Attach, Detach, ToAcceptor, ToEngine
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+def ingress_address(run_directory: Path) -> str:
+    """Return where the engine listens for every acceptor."""
+    return f"ipc://{run_directory}/ingress"
+
+
+class LaneClient:
+    """One incarnation's end of lane `lane`; it attaches when made and detaches when closed."""
+
+    def __init__(
+        self,
+        *,
+        lane: int,
+        incarnation: int,
+        run_directory: Path,
+        key: bytes,
+        in_flight_frames_max: int,
+    ) -> None:
+        self.lane = lane
+        self.incarnation = incarnation
+        self.bad_frames = 0
+        self._codec = Codec(key)
+        self._context = zmq.Context()
+        self._outputs = self._context.socket(zmq.PULL)
+        self._outputs.set_hwm(in_flight_frames_max)
+        address = f"ipc://{run_directory}/lane-{lane}-{incarnation}"
+        self._outputs.bind(address)
+        self._ingress = self._context.socket(zmq.PUSH)
+        self._ingress.set_hwm(in_flight_frames_max)
+        self._ingress.connect(ingress_address(run_directory))
+        self.send(Attach(lane=lane, incarnation=incarnation, address=address))
+
+    @property
+    def fd(self) -> int:
+        """Readable when messages may be waiting (edge-triggered)."""
+        return cast("int", self._outputs.getsockopt(zmq.FD))
+
+    def send(self, message: ToEngine) -> None:
+        """Queue `message` for the engine. Raises Overloaded when the queue is full."""
+        try:
+            self._ingress.send(self._codec.encode(message), zmq.NOBLOCK)
+        except zmq.Again:
+            raise Overloaded("the engine does not keep up with new requests") from None
+
+    def receive(self) -> Iterator[ToAcceptor]:
+        """Yield every message that is waiting; count and drop what we did not sign."""
+        while True:
+            try:
+                frame = self._outputs.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            try:
+                yield cast("ToAcceptor", self._codec.decode(frame))
+            except BadFrame:
+                self.bad_frames += 1
+
+    def close(self, *, linger_ms: int = 200) -> None:
+        """Detach and close; what is queued has `linger_ms` to leave."""
+        # If the queue is full the engine still hears it: from the supervisor.
+        with contextlib.suppress(Overloaded):
+            self.send(Detach(lane=self.lane, incarnation=self.incarnation))
+        self._outputs.close(linger=0)
+        self._ingress.close(linger=linger_ms)
+        self._context.term()

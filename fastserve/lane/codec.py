@@ -1,0 +1,182 @@
+"""The bytes that cross a lane.
+
+A message is one signed frame: a version byte, an orjson body, an HMAC-SHA256 tag of both. The tag
+is checked before the body is read, so nothing unsigned is ever decoded. A body is a JSON array
+whose first item names the message.
+
+JSON has no NaN and no infinities, and orjson would write null: log-probabilities are clamped here.
+
+Knows nothing of sockets (client.py, server.py).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hmac
+from typing import Any, assert_never
+
+import orjson
+
+from fastserve.generation import (
+    LOGPROB_MIN,
+    Finish,
+    FinishReason,
+    ModelCard,
+    SamplingParams,
+    TokenLogprob,
+)
+from fastserve.lane.messages import (
+    Abort,
+    Attach,
+    Attached,
+    Detach,
+    Heartbeat,
+    Outputs,
+    Submit,
+    ToAcceptor,
+    ToEngine,
+)
+
+VERSION = b"\x01"
+TAG_BYTES = 32
+KEY_BYTES = 32
+
+Message = ToEngine | ToAcceptor
+
+
+class BadFrame(Exception):
+    """A frame that we did not sign, or of another version: to be counted and dropped."""
+
+
+class Codec:
+    """Messages to frames and back, under one key."""
+
+    __slots__ = ("_key",)
+
+    def __init__(self, key: bytes) -> None:
+        assert len(key) == KEY_BYTES
+        self._key = key
+
+    def encode(self, message: Message) -> bytes:
+        """Return the frame of `message`."""
+        signed = VERSION + orjson.dumps(_body(message), option=orjson.OPT_NON_STR_KEYS)
+        return signed + hmac.digest(self._key, signed, "sha256")
+
+    def decode(self, frame: bytes) -> Message:
+        """Return the message in `frame`. Raises BadFrame."""
+        signed, tag = frame[:-TAG_BYTES], frame[-TAG_BYTES:]
+        if not hmac.compare_digest(hmac.digest(self._key, signed, "sha256"), tag):
+            raise BadFrame("the tag is not ours")
+        if signed[:1] != VERSION:
+            raise BadFrame(f"version {signed[:1]!r} is not {VERSION!r}")
+        try:
+            return _message(orjson.loads(signed[1:]))
+        except (ValueError, TypeError, KeyError, IndexError) as error:
+            raise BadFrame(f"a signed body that is no message: {error!r}") from error
+
+
+def _body(message: Message) -> list[Any]:
+    match message:
+        case Outputs():
+            return [
+                "outputs",
+                message.request_ids,
+                message.token_ids,
+                message.counts,
+                [_finish_row(index, finish) for index, finish in message.finishes.items()],
+                [_logprob_row(index, row) for index, row in message.logprobs.items()],
+            ]
+        case Submit():
+            sampling = dataclasses.asdict(message.sampling)
+            return [
+                "submit",
+                message.request_id,
+                message.prompt_token_ids,
+                sampling,
+                message.gather,
+                message.sim,
+            ]
+        case Abort():
+            return ["abort", message.request_ids]
+        case Attach():
+            return ["attach", message.lane, message.incarnation, message.address]
+        case Attached():
+            return ["attached", dataclasses.asdict(message.card)]
+        case Detach():
+            return ["detach", message.lane, message.incarnation]
+        case Heartbeat():
+            return ["heartbeat", dataclasses.asdict(message)]
+        case _:
+            assert_never(message)
+
+
+def _message(body: list[Any]) -> Message:
+    match body:
+        case ["outputs", request_ids, token_ids, counts, finishes, logprobs]:
+            return Outputs(
+                request_ids=request_ids,
+                token_ids=token_ids,
+                counts=counts,
+                finishes={row[0]: _finish(row) for row in finishes},
+                logprobs={row[0]: _logprobs(row) for row in logprobs},
+            )
+        case ["submit", request_id, prompt_token_ids, sampling, gather, sim]:
+            return Submit(
+                request_id=request_id,
+                prompt_token_ids=prompt_token_ids,
+                sampling=_sampling(sampling),
+                gather=gather,
+                sim=sim,
+            )
+        case ["abort", request_ids]:
+            return Abort(request_ids)
+        case ["attach", lane, incarnation, address]:
+            return Attach(lane=lane, incarnation=incarnation, address=address)
+        case ["attached", card]:
+            return Attached(ModelCard(**card | {"eos_token_ids": tuple(card["eos_token_ids"])}))
+        case ["detach", lane, incarnation]:
+            return Detach(lane=lane, incarnation=incarnation)
+        case ["heartbeat", fields]:
+            return Heartbeat(**fields)
+        case _:
+            raise ValueError(f"no such message: {body[:1]}")
+
+
+def _sampling(fields: dict[str, Any]) -> SamplingParams:
+    # JSON makes strings of a mapping's keys and lists of tuples.
+    fields["logit_bias"] = {int(token): bias for token, bias in fields["logit_bias"].items()}
+    fields["stop_token_ids"] = tuple(fields["stop_token_ids"])
+    return SamplingParams(**fields)
+
+
+def _finish_row(index: int, finish: Finish) -> list[Any]:
+    return [index, finish.reason, finish.stop_token_id, finish.error, finish.invalid]
+
+
+def _finish(row: list[Any]) -> Finish:
+    _, reason, stop_token_id, error, invalid = row
+    return Finish(
+        reason=FinishReason(reason), stop_token_id=stop_token_id, error=error, invalid=invalid
+    )
+
+
+def _logprob_row(index: int, row: list[TokenLogprob]) -> list[Any]:
+    return [
+        index,
+        [
+            [_clamped(entry.logprob), [[token, _clamped(logprob)] for token, logprob in entry.top]]
+            for entry in row
+        ],
+    ]
+
+
+def _logprobs(row: list[Any]) -> list[TokenLogprob]:
+    return [
+        TokenLogprob(logprob=logprob, top=tuple((token, value) for token, value in top))
+        for logprob, top in row[1]
+    ]
+
+
+def _clamped(logprob: float) -> float:
+    # A NaN compares false with everything, so it takes the floor too.
+    return min(logprob, 0.0) if logprob > LOGPROB_MIN else LOGPROB_MIN

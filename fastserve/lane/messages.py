@@ -1,0 +1,102 @@
+"""What crosses a lane: every message, who sends it to whom, and what answers it.
+
+Requests and tokens as numbers, never text. A message of tokens is in columns, so that a step's
+outputs for a lane cost one message whatever their number.
+
+Knows nothing of bytes (codec.py) or sockets (client.py, server.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fastserve.generation import Finish, ModelCard, RequestId, SamplingParams, TokenLogprob
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submit:
+    """Acceptor -> engine: generate. Answered by Outputs, of which the last finishes the request.
+
+    `gather`: nobody reads the tokens as they come, so send them all at once with the finish.
+    `sim`: a script for the simulated engine, which no other engine accepts.
+    """
+
+    request_id: RequestId
+    prompt_token_ids: list[int]
+    sampling: SamplingParams
+    gather: bool = False
+    sim: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Acceptor -> engine: the client has gone. Not answered; no harm if already finished."""
+
+    request_ids: list[RequestId]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attach:
+    """Acceptor -> engine: answer `lane` at `address` from now on. Answered by Attached.
+
+    What an earlier incarnation of the lane had in flight is aborted; an Attach or a Detach of an
+    earlier incarnation than the present one comes late and is ignored.
+    """
+
+    lane: int
+    incarnation: int
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Attached:
+    """Engine -> acceptor: the lane is yours, and this is the model. Heartbeats follow."""
+
+    card: ModelCard
+
+
+@dataclass(frozen=True, slots=True)
+class Detach:
+    """Acceptor -> engine: the lane's last message (or, of one that died, the supervisor's word).
+
+    Not answered. What the lane has in flight is aborted.
+    """
+
+    lane: int
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outputs:
+    """Engine -> acceptor: what one step added to the requests of this lane, in columns.
+
+    `request_ids[i]` gets the next `counts[i]` of `token_ids` (`counts` None: one each).
+    `finishes[i]` is there if that ended it; `logprobs[i]` has one entry per token, if asked for.
+    """
+
+    request_ids: list[int]
+    token_ids: list[int]
+    counts: list[int] | None = None
+    finishes: dict[int, Finish] = field(default_factory=dict)
+    logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heartbeat:
+    """Engine -> every acceptor and the supervisor, once a second: alive, and how busy.
+
+    `steps` counts finished steps: one that stands still while there is work is a stall.
+    `kv_cache_usage` is a share from 0 to 1. `ready`: the model is loaded.
+    """
+
+    ready: bool
+    num_running: int
+    num_waiting: int
+    steps: int
+    kv_cache_usage: float = 0.0
+
+
+ToEngine = Submit | Abort | Attach | Detach
+ToAcceptor = Outputs | Attached | Heartbeat

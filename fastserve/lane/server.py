@@ -1,0 +1,137 @@
+"""The engine's end of every lane: one ingress to read, one PUSH socket per attached acceptor.
+
+No send ever blocks the engine. What a full lane does not take is held here; a lane that has been
+full for `full_timeout_s`, or has as many frames held as it has in flight, is given up: its acceptor
+is stopped or dead.
+
+Knows nothing of the engine core, which decides what a message means.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import TYPE_CHECKING, cast
+
+import zmq
+
+from fastserve.lane.client import ingress_address
+from fastserve.lane.codec import BadFrame, Codec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from fastserve.lane.messages import ToAcceptor, ToEngine
+
+
+class _Lane:
+    """One attached acceptor: its socket, and the frames that the socket did not take yet."""
+
+    __slots__ = ("full_since_s", "held", "incarnation", "socket")
+
+    def __init__(self, socket: zmq.Socket[bytes], *, incarnation: int) -> None:
+        self.socket = socket
+        self.incarnation = incarnation
+        self.held: deque[bytes] = deque()
+        self.full_since_s = 0.0
+
+    def flush(self, now_s: float) -> None:
+        while self.held:
+            try:
+                self.socket.send(self.held[0], zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self.held.popleft()
+            self.full_since_s = now_s
+
+
+class LaneServer:
+    """Bound for its whole life; lanes come and go by `attach` and `detach`."""
+
+    def __init__(
+        self, *, run_directory: Path, key: bytes, in_flight_frames_max: int, full_timeout_s: float
+    ) -> None:
+        self.bad_frames = 0
+        self._codec = Codec(key)
+        self._in_flight_frames_max = in_flight_frames_max
+        self._full_timeout_s = full_timeout_s
+        self._lanes: dict[int, _Lane] = {}
+        self._context = zmq.Context()
+        self._ingress = self._context.socket(zmq.PULL)
+        self._ingress.set_hwm(in_flight_frames_max)
+        self._ingress.bind(ingress_address(run_directory))
+
+    @property
+    def fd(self) -> int:
+        """Readable when messages may be waiting (edge-triggered)."""
+        return cast("int", self._ingress.getsockopt(zmq.FD))
+
+    def receive(self) -> Iterator[ToEngine]:
+        """Yield every message that is waiting; count and drop what we did not sign."""
+        while True:
+            try:
+                frame = self._ingress.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            try:
+                yield cast("ToEngine", self._codec.decode(frame))
+            except BadFrame:
+                self.bad_frames += 1
+
+    def incarnation(self, lane: int) -> int:
+        """Return the incarnation attached to `lane`, -1 for none."""
+        return self._lanes[lane].incarnation if lane in self._lanes else -1
+
+    def attach(self, lane: int, *, incarnation: int, address: str) -> None:
+        """Answer `lane` at `address` from now on."""
+        self.detach(lane)
+        socket = self._context.socket(zmq.PUSH)
+        socket.set_hwm(self._in_flight_frames_max)
+        socket.connect(address)
+        self._lanes[lane] = _Lane(socket, incarnation=incarnation)
+
+    def detach(self, lane: int) -> None:
+        """Close `lane`, dropping what it has not taken; no harm if it is not attached."""
+        if closed := self._lanes.pop(lane, None):
+            closed.socket.close(linger=0)
+
+    def send(self, lane: int, message: ToAcceptor) -> None:
+        """Send, or hold while the lane is full. A lane that is not attached drops the message."""
+        target = self._lanes.get(lane)
+        if target is None:
+            return
+        frame = self._codec.encode(message)
+        if not target.held:
+            try:
+                target.socket.send(frame, zmq.NOBLOCK)
+            except zmq.Again:
+                target.full_since_s = time.monotonic()
+            else:
+                return
+        target.held.append(frame)
+
+    def send_all(self, message: ToAcceptor) -> None:
+        """Send `message` to every attached lane."""
+        for lane in self._lanes:
+            self.send(lane, message)
+
+    def flush(self) -> list[int]:
+        """Send what is held; return the lanes that have been full for too long."""
+        now_s = time.monotonic()
+        stalled = []
+        for number, lane in self._lanes.items():
+            if lane.held:
+                lane.flush(now_s)
+                overdue = now_s - lane.full_since_s > self._full_timeout_s
+                if lane.held and (overdue or len(lane.held) > self._in_flight_frames_max):
+                    stalled.append(number)
+        return stalled
+
+    def close(self, *, linger_ms: int = 200) -> None:
+        """Close every socket; what is queued has `linger_ms` to leave."""
+        for lane in self._lanes.values():
+            lane.socket.close(linger=linger_ms)
+        self._lanes.clear()
+        self._ingress.close(linger=0)
+        self._context.term()

@@ -1,0 +1,153 @@
+"""The process tree of a server, on one page.
+
+    supervisor                 this process
+      engine                   hosts one adapter; binds the ingress
+      acceptor 0..K-1          HTTP, text <-> tokens; each binds its lane
+
+What the supervisor owns is made here, in the order in which things can be refused: the port, the
+run directory, the key, the board. Whatever happens, all of it is gone when this returns.
+
+Exit codes: 0 orderly, 2 configuration, 3 crash loop, 70 engine dead, 130 and 143 forced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from setproctitle import setproctitle
+
+from fastserve import log as logging
+from fastserve.engine.arguments import EngineArguments, EngineSettings
+from fastserve.errors import ConfigError
+from fastserve.frontend.arguments import AcceptorArguments
+from fastserve.metrics.board import Board
+from fastserve.supervisor.child import Child, ChildSpec
+from fastserve.supervisor.display import Display
+from fastserve.supervisor.listener import Listener
+from fastserve.supervisor.policy import RespawnPolicy
+from fastserve.supervisor.run_directory import RunDirectory
+from fastserve.supervisor.supervisor import Deadlines, Supervisor
+
+if TYPE_CHECKING:
+    from fastserve.config import Config
+
+# OpenMP threads that wait in a spin would take the cores from the acceptors; the library reads this
+# when it is loaded, so it must be in the environment by then.
+_ENGINE_ENVIRONMENT = {"OMP_WAIT_POLICY": "passive"}
+
+# Set by an MPI launcher for each of its ranks (Open MPI, MPICH and its kin, Slurm).
+_LAUNCHERS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
+
+
+def launch(config: Config) -> int:
+    """Run a server until it ends; return its exit code. Raises ConfigError before any process."""
+    if sys.platform != "linux":
+        raise ConfigError("fastserve needs Linux: pidfd, memfd and epoll")
+    setproctitle("fastserve: supervisor")
+    logging.configure(process="supervisor", level=config.log.level, format=config.log.format)
+    logging.log_uncaught()
+    _check_model(config.server.model)
+    with contextlib.ExitStack() as stack:
+        listener = Listener.bind(
+            config.server.host,
+            config.server.port,
+            mode=config.server.accept,
+            frontends=config.server.frontends,
+            backlog=config.server.backlog,
+        )
+        stack.callback(listener.close)
+        run_directory = RunDirectory.make(config.server.run_directory)
+        stack.callback(run_directory.close)
+        if config.server.port_file is not None:
+            _write_port_file(Path(config.server.port_file), listener.port)
+            stack.callback(Path(config.server.port_file).unlink, missing_ok=True)
+        display = Display(url=listener.url, shown=config.server.progress)
+        stack.callback(display.close)
+        return _supervisor(config, listener, run_directory.path, display).run()
+
+
+def _supervisor(
+    config: Config, listener: Listener, run_directory: Path, display: Display
+) -> Supervisor:
+    key = secrets.token_bytes(32)
+    board = Board.make(config.server.frontends)
+    engine = ChildSpec(
+        name="engine",
+        title="fastserve: engine",
+        target="fastserve.engine.process:main",
+        arguments=lambda _: EngineArguments(
+            run_directory=str(run_directory),
+            key=key,
+            settings=EngineSettings(
+                server=config.server,
+                engine=config.engine,
+                llamacpp=config.llamacpp,
+                sim=config.sim,
+            ),
+            lane_config=config.lane,
+        ),
+        essential=True,
+        own_session=True,
+        keep_mpi=any(name in os.environ for name in _LAUNCHERS),
+        environment=_ENGINE_ENVIRONMENT,
+    )
+
+    def acceptor(lane: int) -> ChildSpec:
+        return ChildSpec(
+            name=f"acceptor-{lane}",
+            title=f"fastserve: acceptor {lane}",
+            target="fastserve.frontend.acceptor:main",
+            arguments=lambda incarnation: AcceptorArguments(
+                lane=lane,
+                incarnation=incarnation,
+                run_directory=str(run_directory),
+                key=key,
+                listener=listener.socket_for(lane),
+                board=board,
+                balanced=config.server.accept == "shared",
+                http=config.http,
+                limits=config.limits,
+                lane_config=config.lane,
+                stall_unhealthy_s=config.engine.stall_unhealthy_s,
+            ),
+        )
+
+    def child(spec: ChildSpec) -> Child:
+        return Child(spec, log_level=config.log.level, log_format=config.log.format)
+
+    return Supervisor(
+        engine=child(engine),
+        acceptors=[child(acceptor(lane)) for lane in range(config.server.frontends)],
+        policy=RespawnPolicy(
+            restarts_max=config.respawn.restarts_max, window_s=config.respawn.window_s
+        ),
+        deadlines=Deadlines(
+            start_timeout_s=config.server.start_timeout_s,
+            stall_kill_s=config.engine.stall_kill_s,
+            drain_timeout_s=config.server.drain_timeout_s,
+            terminate_timeout_s=config.server.terminate_timeout_s,
+            engine_dead_exit_timeout_s=config.server.engine_dead_exit_timeout_s,
+        ),
+        on_progress=display.progress,
+        on_ready=display.ready,
+    )
+
+
+def _check_model(model: str | None) -> None:
+    if model is not None and not Path(model).exists():
+        raise ConfigError(f"server.model: {model}: no such file or directory")
+
+
+def _write_port_file(path: Path, port: int) -> None:
+    """Write the port atomically: whoever sees the file reads a whole number."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        temporary.write_text(f"{port}\n")
+        temporary.replace(path)
+    except OSError as error:
+        raise ConfigError(f"server.port_file: cannot write {path}: {error.strerror}") from error

@@ -1,0 +1,107 @@
+"""The board: one block of shared memory in which every acceptor has a slot that it alone writes.
+
+It is anonymous memory (memfd) that children inherit, so no file can be left behind, and it is gone
+with the last process. A slot is a row of 64-bit words; an aligned word is read and written whole,
+so no lock is needed. A respawned acceptor takes over its lane's slot.
+
+Beside it stands one eventfd per acceptor, by which the others can nudge it: there is a connection
+for you.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import time
+from multiprocessing.reduction import DupFd
+from typing import Any
+
+# A row is as long as two cache lines, so that acceptors do not slow each other.
+_WORDS = 16
+_ROW_BYTES = _WORDS * 8
+
+_CONNECTIONS = 0
+_SEEN_NS = 1
+
+# An acceptor writes that it is there every quarter of this; one not seen for so long takes no share
+# of new connections.
+SEEN_WITHIN_S = 1.0
+
+
+class Board:
+    """The whole block. It crosses to children as a spawn argument and in no other way."""
+
+    def __init__(self, *, memory_fd: int, nudge_fds: list[int]) -> None:
+        self._memory_fd = memory_fd
+        self._nudge_fds = nudge_fds
+        size = len(nudge_fds) * _ROW_BYTES
+        self._words = memoryview(mmap.mmap(memory_fd, size)).cast("B").cast("Q")
+
+    @classmethod
+    def make(cls, rows: int) -> Board:
+        """Make a board for `rows` acceptors."""
+        memory_fd = os.memfd_create("fastserve-board", os.MFD_CLOEXEC)
+        os.ftruncate(memory_fd, rows * _ROW_BYTES)
+        flags = os.EFD_CLOEXEC | os.EFD_NONBLOCK
+        return cls(memory_fd=memory_fd, nudge_fds=[os.eventfd(0, flags) for _ in range(rows)])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        fds: list[Any] = [DupFd(fd) for fd in (self._memory_fd, *self._nudge_fds)]
+        return _restore, (fds,)
+
+    def slot(self, row: int) -> Slot:
+        """Return the row of lane `row`, for its one writer."""
+        return Slot(self._words[row * _WORDS : (row + 1) * _WORDS])
+
+    def nudge_fd(self, row: int) -> int:
+        """Readable once acceptor `row` was nudged; its owner resets it with os.eventfd_read."""
+        return self._nudge_fds[row]
+
+    def nudge(self, row: int) -> None:
+        """Tell acceptor `row` that there is a connection for it."""
+        with contextlib.suppress(BlockingIOError):  # a count at its limit is a nudge as well
+            os.eventfd_write(self._nudge_fds[row], 1)
+
+    def connections(self) -> list[int]:
+        """Return the number of connections that each acceptor holds, by lane."""
+        return self._words[_CONNECTIONS::_WORDS].tolist()
+
+    def least_loaded(self, *, now_ns: int) -> tuple[int, int]:
+        """Return (connections, lane) of the acceptor that holds the fewest, of those seen lately.
+
+        With none seen, a number that nobody is above, and lane 0.
+        """
+        oldest_ns = now_ns - int(SEEN_WITHIN_S * 1e9)
+        seen = self._words[_SEEN_NS::_WORDS].tolist()
+        loads = [
+            (count, lane)
+            for lane, count in enumerate(self.connections())
+            if seen[lane] >= oldest_ns
+        ]
+        return min(loads, default=(1 << 62, 0))
+
+
+class Slot:
+    """One acceptor's row."""
+
+    def __init__(self, words: memoryview[int]) -> None:
+        self._words = words
+        self._words[_CONNECTIONS] = 0
+
+    @property
+    def connections(self) -> int:
+        return self._words[_CONNECTIONS]
+
+    @connections.setter
+    def connections(self, count: int) -> None:
+        self._words[_CONNECTIONS] = count
+
+    def seen(self) -> None:
+        """Note that the acceptor is there, now."""
+        self._words[_SEEN_NS] = time.monotonic_ns()
+
+
+def _restore(duplicates: list[Any]) -> Board:
+    memory_fd, *nudge_fds = [duplicate.detach() for duplicate in duplicates]
+    return Board(memory_fd=memory_fd, nudge_fds=nudge_fds)

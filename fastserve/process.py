@@ -1,0 +1,95 @@
+"""What every child process does first, whatever it is for.
+
+It takes its name, ties its life to the supervisor's, leaves the terminal's signals to it, and then
+calls the entry point that its spec names as a string: so the supervisor never imports what its
+children run. It ends by os._exit: no atexit hook, no thread and no library may hold it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import os
+import signal
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from setproctitle import setproctitle
+
+from fastserve import log as logging
+from fastserve.control import ControlSocket, Failed
+from fastserve.errors import ConfigError, StartError
+
+if TYPE_CHECKING:
+    import socket
+    from types import FrameType
+
+log = logging.get_logger("process")
+
+# Linux, prctl(2).
+_PR_SET_PDEATHSIG = 1
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+EXIT_CANNOT_START = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """Who a child is. `name` is for logs ("acceptor-3"), `title` for ps ("fastserve: ...")."""
+
+    name: str
+    title: str
+    target: str
+    supervisor_pid: int
+    own_session: bool
+    log_level: str
+    log_format: str
+
+
+def enter(identity: Identity, control: socket.socket, arguments: object) -> None:
+    """Become the child that `identity` describes; never returns."""
+    code = EXIT_FAILED
+    try:
+        _settle(identity)
+        code = _run(identity, ControlSocket(control), arguments)
+    except SystemExit as leaving:
+        code = leaving.code if isinstance(leaving.code, int) else EXIT_FAILED
+    except BaseException:
+        log.exception("crashed")
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _settle(identity: Identity) -> None:
+    if identity.own_session:
+        os.setsid()
+    setproctitle(identity.title)
+    logging.configure(process=identity.name, level=identity.log_level, format=identity.log_format)
+    logging.log_uncaught()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    # The supervisor may have died before the line above; then nobody would ever signal us.
+    if os.getppid() != identity.supervisor_pid:
+        raise SystemExit(EXIT_FAILED)
+    # Ctrl-C reaches the whole foreground group; the supervisor alone decides what it means.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _leave)
+
+
+def _leave(_number: int, _frame: FrameType | None) -> None:
+    raise SystemExit(EXIT_OK)
+
+
+def _run(identity: Identity, control: ControlSocket, arguments: object) -> int:
+    module, _, function = identity.target.partition(":")
+    try:
+        entry_point = getattr(importlib.import_module(module), function)
+        entry_point(control, arguments)
+    except (StartError, ConfigError) as error:
+        control.send(Failed(error.message))
+        return EXIT_CANNOT_START
+    return EXIT_OK

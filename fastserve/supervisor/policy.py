@@ -1,0 +1,42 @@
+"""What an exit means: pure decisions. No clock, process or log in here."""
+
+from __future__ import annotations
+
+import enum
+import signal
+from dataclasses import dataclass
+
+
+class Verdict(enum.Enum):
+    RESPAWN = enum.auto()
+    STOP_ENGINE_DEAD = enum.auto()
+    STOP_CRASH_LOOP = enum.auto()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RespawnPolicy:
+    """At most `restarts_max` respawns of one child within `window_s` seconds."""
+
+    restarts_max: int
+    window_s: float
+
+
+def on_exit(
+    *, essential: bool, exits_s: list[float], now_s: float, policy: RespawnPolicy
+) -> Verdict:
+    """Decide the fate of a child that exited at each of `exits_s`, the last of them just now."""
+    if essential:
+        # No engine, no service: fail fast, and let the orchestrator start us again.
+        return Verdict.STOP_ENGINE_DEAD
+    recent = [at_s for at_s in exits_s if now_s - at_s < policy.window_s]
+    return Verdict.RESPAWN if len(recent) <= policy.restarts_max else Verdict.STOP_CRASH_LOOP
+
+
+def describe_exit(exit_code: int) -> str:
+    """Say in words how a process ended; a negative code is a signal, as multiprocessing has it."""
+    if exit_code >= 0:
+        return f"exit code {exit_code}"
+    try:
+        return f"killed by {signal.Signals(-exit_code).name}"
+    except ValueError:
+        return f"killed by signal {-exit_code}"

@@ -1,0 +1,331 @@
+"""Watch the children, and act on what happens to them: the loop of the supervisor process.
+
+It waits in one place, for pidfds, control sockets and signals, always with a deadline. What an exit
+means is policy.py's to say; what a verb does is child.py's. `run` is the whole life of a server:
+spawn, serve until an outcome, then the ladder of teardown.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fastserve.control import Beat, EngineGone, Failed, LaneClosed, Progress, Ready, Stop
+from fastserve.log import get_logger
+from fastserve.supervisor.child import ChildState
+from fastserve.supervisor.policy import RespawnPolicy, Verdict, describe_exit, on_exit
+from fastserve.supervisor.signals import Signals
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fastserve.control import ControlMessage
+    from fastserve.supervisor.child import Child
+
+log = get_logger("supervisor")
+
+EXIT_OK = 0
+EXIT_CONFIG = 2
+EXIT_CRASH_LOOP = 3
+EXIT_ENGINE_DEAD = 70
+
+# How long a killed process may take to be gone, and how long an idle look-around lasts.
+_KILL_WAIT_S = 5.0
+_POLL_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deadlines:
+    """Seconds: for the engine to be ready, for it to finish a step while it has work, for requests
+    to finish, for a process told to stop, and for clients to be answered once the engine is dead."""
+
+    start_timeout_s: float
+    stall_kill_s: float
+    drain_timeout_s: float
+    terminate_timeout_s: float
+    engine_dead_exit_timeout_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """Why the server ends, and how long its requests may still take."""
+
+    exit_code: int
+    reason: str
+    drain_timeout_s: float
+
+
+class Supervisor:
+    """One engine and its acceptors. `on_ready` is called once, `on_progress` as the model loads."""
+
+    def __init__(
+        self,
+        *,
+        engine: Child,
+        acceptors: list[Child],
+        policy: RespawnPolicy,
+        deadlines: Deadlines,
+        on_progress: Callable[[float], None],
+        on_ready: Callable[[str], None],
+    ) -> None:
+        self._engine = engine
+        self._acceptors = acceptors
+        self._children = [engine, *acceptors]
+        self._policy = policy
+        self._deadlines = deadlines
+        self._on_progress = on_progress
+        self._on_ready = on_ready
+        self._selector = selectors.DefaultSelector()
+        self._outcome: Outcome | None = None
+        self._engine_gone: EngineGone | None = None
+        self._model_name = ""
+        # When the engine last finished a step or had nothing to do, as its heartbeats tell.
+        self._steps = 0
+        self._progress_s = 0.0
+        self._to_replace: list[Child] = []
+        self._ready = False
+        self._forced_by: int | None = None
+
+    def run(self) -> int:
+        """Spawn everything, watch it until something ends the server, and tear it down.
+
+        Returns the exit code: see README, "Exit codes".
+        """
+        with Signals() as signals:
+            self._selector.register(signals, selectors.EVENT_READ, self._on_signals)
+            self._signals = signals
+            try:
+                self._spawn_all()
+                outcome = self._serve()
+                log.info("stopping", reason=outcome.reason)
+                self._drain(outcome)
+            finally:
+                self._stop()
+        if self._forced_by is not None:
+            return 128 + self._forced_by
+        assert self._outcome is not None
+        return self._outcome.exit_code
+
+    def _spawn_all(self) -> None:
+        for child in self._children:
+            self._spawn(child)
+
+    def _spawn(self, child: Child) -> None:
+        child.spawn()
+        self._selector.register(child.pidfd, selectors.EVENT_READ, lambda: self._on_exit(child))
+        self._selector.register(
+            child.control, selectors.EVENT_READ, lambda: self._on_control(child)
+        )
+        if self._engine_gone is not None and child is not self._engine:
+            child.control.send(self._engine_gone)
+
+    # ---- serving
+
+    def _serve(self) -> Outcome:
+        started_s = time.monotonic()
+        while self._outcome is None:
+            self._poll(_POLL_S)
+            late = time.monotonic() - started_s > self._deadlines.start_timeout_s
+            if late and not self._ready:
+                self._end(EXIT_ENGINE_DEAD, "not ready within server.start_timeout_s")
+            self._kill_if_stalled()
+        return self._outcome
+
+    def _kill_if_stalled(self) -> None:
+        """A wedged engine, alive and silent, is as bad as a dead one, and then made one."""
+        if self._engine.state is not ChildState.RUNNING:
+            return
+        stalled_s = time.monotonic() - self._progress_s
+        if stalled_s > self._deadlines.stall_kill_s:
+            log.error("engine stalled, killing it", stalled_s=round(stalled_s, 1))
+            self._engine.kill()
+
+    def _poll(self, timeout_s: float) -> None:
+        for key, _ in self._selector.select(max(timeout_s, 0.0)):
+            # An earlier event of this round may have closed what a later one is about.
+            if key.fileobj in self._selector.get_map():
+                key.data()
+
+    def _poll_until(self, done: Callable[[], bool], *, timeout_s: float) -> None:
+        deadline_s = time.monotonic() + timeout_s
+        while not done() and self._forced_by is None:
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                return
+            self._poll(min(left_s, _POLL_S))
+
+    def _end(self, exit_code: int, reason: str, *, drain_timeout_s: float = 0.0) -> None:
+        if self._outcome is None:
+            self._outcome = Outcome(
+                exit_code=exit_code, reason=reason, drain_timeout_s=drain_timeout_s
+            )
+
+    # ---- events
+
+    def _on_signals(self) -> None:
+        for number in self._signals.received():
+            if number == signal.SIGCHLD:
+                self._reap_orphans()
+            elif number == signal.SIGHUP:
+                self._replace_acceptors()
+            elif self._outcome is None:
+                self._end(
+                    EXIT_OK,
+                    signal.Signals(number).name,
+                    drain_timeout_s=self._deadlines.drain_timeout_s,
+                )
+            else:
+                log.warning("second signal, ending now", signal=signal.Signals(number).name)
+                self._forced_by = number
+
+    def _on_control(self, child: Child) -> None:
+        for message in child.control.receive():
+            self._on_message(child, message)
+        if child.control.closed:
+            self._selector.unregister(child.control)
+
+    def _on_message(self, child: Child, message: ControlMessage) -> None:
+        match message:
+            case Progress(share):
+                self._on_progress(share)
+            case Ready():
+                if child is self._engine:
+                    self._model_name = message.detail
+                    self._progress_s = time.monotonic()
+                if child.state is ChildState.STARTING:
+                    child.enter(ChildState.RUNNING)
+                    self._replace_next()
+                self._announce_when_ready()
+            case Failed(reason):
+                child.failure = reason
+            case Beat():
+                self._on_beat(message)
+            case _:
+                log.warning("unexpected word from a child", child=child.spec.name)
+
+    def _on_beat(self, beat: Beat) -> None:
+        if beat.steps != self._steps or not beat.busy:
+            self._steps = beat.steps
+            self._progress_s = time.monotonic()
+
+    def _announce_when_ready(self) -> None:
+        if not self._ready and all(c.state is ChildState.RUNNING for c in self._children):
+            self._ready = True
+            self._on_ready(self._model_name)
+
+    def _replace_acceptors(self) -> None:
+        """Drain and respawn every acceptor, one at a time: the others serve meanwhile."""
+        if self._ready and self._outcome is None and not self._to_replace:
+            log.info("replacing the acceptors")
+            self._to_replace = list(self._acceptors)
+            self._replace_next()
+
+    def _replace_next(self) -> None:
+        if self._to_replace and all(child.state is ChildState.RUNNING for child in self._children):
+            self._to_replace[0].drain(timeout_s=self._deadlines.drain_timeout_s)
+
+    def _on_exit(self, child: Child) -> None:
+        if not child.control.closed:
+            self._on_control(child)  # its last words may explain the exit
+        self._selector.unregister(child.pidfd)
+        if child.control in self._selector.get_map():
+            self._selector.unregister(child.control)
+        was = child.state
+        now_s = time.monotonic()
+        code = child.reap(now_s=now_s)
+        how = child.failure or describe_exit(code)
+        expected = was in (ChildState.DRAINING, ChildState.STOPPING)
+        if child is self._engine:
+            if self._outcome is None or not expected:
+                self._on_engine_death(how, failed_to_start=bool(child.failure))
+        else:
+            self._engine.control.send(LaneClosed(self._acceptors.index(child), child.incarnation))
+            if self._outcome is not None:
+                return
+            if self._to_replace[:1] == [child]:
+                del self._to_replace[0]
+            if expected:
+                child.exited_s.pop()  # as asked, so no crash
+                self._spawn(child)
+            else:
+                self._on_acceptor_death(child, how, now_s=now_s)
+
+    def _on_engine_death(self, how: str, *, failed_to_start: bool) -> None:
+        reason = how if failed_to_start else f"the engine died: {how}"
+        if not failed_to_start:
+            log.error("engine died", how=how, next="clients are told, then the server exits")
+        self._engine_gone = EngineGone(reason)
+        for acceptor in self._acceptors:
+            if acceptor.alive:
+                acceptor.control.send(self._engine_gone)
+        code = EXIT_CONFIG if failed_to_start else EXIT_ENGINE_DEAD
+        if self._outcome is not None and not failed_to_start:
+            self._outcome = None  # dead while draining: that is what the exit code must say
+        self._end(code, reason, drain_timeout_s=self._deadlines.engine_dead_exit_timeout_s)
+
+    def _on_acceptor_death(self, child: Child, how: str, *, now_s: float) -> None:
+        verdict = on_exit(
+            essential=child.spec.essential,
+            exits_s=child.exited_s,
+            now_s=now_s,
+            policy=self._policy,
+        )
+        if verdict is Verdict.RESPAWN:
+            log.warning("acceptor died, respawning it", acceptor=child.spec.name, how=how)
+            self._spawn(child)
+        else:
+            log.error("crash loop", acceptor=child.spec.name, how=how, next="the server exits")
+            self._end(EXIT_CRASH_LOOP, f"{child.spec.name} crashes again and again: {how}")
+
+    def _reap_orphans(self) -> None:
+        """As PID 1 we inherit orphans: collect them, and never a child that is ours to reap."""
+        if os.getpid() != 1:
+            return
+        ours = {child.pid for child in self._children if child.alive}
+        while True:
+            try:
+                info = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if info is None or info.si_pid in ours:
+                return  # ours is reaped by its pidfd; the next SIGCHLD brings us back
+            os.waitpid(info.si_pid, os.WNOHANG)
+
+    # ---- teardown
+
+    def _drain(self, outcome: Outcome) -> None:
+        """The gentle half of the ladder: acceptors finish, then the engine closes in order."""
+        for acceptor in self._acceptors:
+            acceptor.drain(timeout_s=outcome.drain_timeout_s)
+        self._poll_until(
+            lambda: not any(acceptor.alive for acceptor in self._acceptors),
+            timeout_s=outcome.drain_timeout_s + self._deadlines.terminate_timeout_s,
+        )
+        if self._engine.alive and self._forced_by is None:
+            self._engine.enter(ChildState.STOPPING)
+            self._engine.control.send(Stop())
+            self._poll_until(
+                lambda: not self._engine.alive, timeout_s=self._deadlines.terminate_timeout_s
+            )
+
+    def _stop(self) -> None:
+        """The other half, last started first stopped: terminate what is left, kill, reap."""
+        alive = [child for child in reversed(self._children) if child.alive]
+        if self._forced_by is None:
+            for child in alive:
+                child.terminate()
+            self._poll_until(
+                lambda: not any(child.alive for child in alive),
+                timeout_s=self._deadlines.terminate_timeout_s,
+            )
+        for child in alive:
+            if child.alive:
+                child.kill()
+        deadline_s = time.monotonic() + _KILL_WAIT_S
+        while any(child.alive for child in alive) and time.monotonic() < deadline_s:
+            self._poll(deadline_s - time.monotonic())
+        self._selector.close()

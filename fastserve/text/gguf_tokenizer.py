@@ -1,0 +1,238 @@
+"""A `tokenizer.json` from the metadata of a GGUF file.
+
+The file carries vocabulary and merges, and of the rest only names. What those names mean is
+written down here and in pre_tokenizers.py, so that an acceptor can tokenize without the weights
+and without the inference library. A name that is not known is refused: text that is tokenized
+in nearly the right way gives nearly sensible answers, which is worse than none.
+
+Knows nothing of files; metadata is a mapping (key to number, string or list).
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from fastserve.errors import StartError
+from fastserve.text.byte_level import BYTE_TO_CHARACTER
+from fastserve.text.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+# To be raised when the same metadata would give another tokenizer.json: caches carry it.
+BUILDER_VERSION = 1
+
+# gguf's token types: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
+
+# Never part of UTF-8, so that no text needs a token for them.
+_BYTES_NOT_IN_UTF8 = frozenset({0xC0, 0xC1, *range(0xF5, 0x100)})
+
+# A GGUF file names one end; models use several. These are the texts by which llama.cpp finds the
+# others (llama_vocab_is_eog), at the version whose library fastserve uses.
+_ENDS_BY_TEXT = frozenset(
+    {"<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>"}
+    | {"<end_of_turn>", "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]"}
+    | {"<|end_of_text|>", "<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>", "[e~["}
+    | {"<｜end▁of▁sentence｜>"}
+)
+# A model of code that goes on to the next file or repository has ended this one.
+_CODE_ENDS_BY_TEXT = {
+    "fim_pad": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
+    "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
+    "fim_sep": ("<|file_sep|>",),
+}
+
+
+class UnsupportedTokenizer(StartError):
+    """The file's tokenizer is one that fastserve does not know how to reproduce exactly."""
+
+
+def build_tokenizer_json(metadata: Mapping[str, object]) -> str:
+    """The text of a `tokenizer.json` that tokenizes as llama.cpp does with the same file.
+
+    Raises UnsupportedTokenizer for a model or pre-tokenizer that is not known here, and for
+    vocabularies that contradict themselves.
+    """
+    pre_tokenizer = _pre_tokenizer(metadata)
+    tokens = _tokens(metadata)
+    vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
+    if len(vocabulary) != len(tokens):
+        raise UnsupportedTokenizer("tokenizer.ggml.tokens: the same token occurs twice")
+    document = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": list(_added_tokens(tokens, _token_types(metadata))),
+        "normalizer": None,
+        "pre_tokenizer": _pre_tokenizer_json(pre_tokenizer, vocabulary),
+        "post_processor": None,
+        "decoder": _byte_level_json(),
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": pre_tokenizer.ignore_merges,
+            "vocab": vocabulary,
+            "merges": _merges(metadata, vocabulary),
+        },
+    }
+    try:
+        text = json.dumps(document, ensure_ascii=False, separators=(",", ":"))
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UnsupportedTokenizer("tokenizer.ggml.tokens: a token is not UTF-8") from error
+    return text
+
+
+def vocabulary_size(metadata: Mapping[str, object]) -> int:
+    """The number of tokens; ids run from 0 to one less."""
+    return len(_tokens(metadata))
+
+
+def special_token(metadata: Mapping[str, object], role: str) -> str:
+    """The text of the token that the file gives a role ("bos", "eos"); "" if it gives none."""
+    token_id = _special_id(metadata, role)
+    return "" if token_id is None else _tokens(metadata)[token_id]
+
+
+def adds_bos(metadata: Mapping[str, object]) -> bool:
+    """Whether the tokenizer puts the bos token before a plain prompt."""
+    said = metadata.get("tokenizer.ggml.add_bos_token")
+    wanted = _pre_tokenizer(metadata).add_bos if said is None else bool(said)
+    return wanted and _special_id(metadata, "bos") is not None
+
+
+def end_of_generation_ids(metadata: Mapping[str, object]) -> tuple[int, ...]:
+    """Every id that ends a turn or a text, in order: llama.cpp's `llama_vocab_is_eog`."""
+    ids = {token: token_id for token_id, token in enumerate(_tokens(metadata))}
+    ends: set[int | None] = {ids[text] for text in _ENDS_BY_TEXT if text in ids}
+    for role in ("eos", "eot", "eom"):
+        ends.add(_special_id(metadata, role))
+    for role, texts in _CODE_ENDS_BY_TEXT.items():
+        by_text = next((ids[text] for text in texts if text in ids), None)
+        said = _special_id(metadata, role)
+        ends.add(by_text if said is None else said)
+    # Where a turn ends with "<|return|>" and a call with "<|call|>", "<|end|>" only ends a message
+    # within the turn; and where tools answer in "<|tool_response>", "</s>" is ordinary text.
+    named = {text for text in _ENDS_BY_TEXT if text in ids}
+    if {"<|return|>", "<|flush|>"} & named and {"<|call|>", "<|calls|>"} & named:
+        ends.discard(ids.get("<|end|>"))
+    if "<|tool_response>" in named:
+        ends.discard(ids.get("</s>"))
+    return tuple(sorted(end for end in ends if end is not None))
+
+
+def _pre_tokenizer(metadata: Mapping[str, object]) -> PreTokenizer:
+    model = metadata.get("tokenizer.ggml.model")
+    if model != "gpt2":
+        raise UnsupportedTokenizer(
+            f"tokenizer.ggml.model: {model!r} is not supported (only byte-level BPE, 'gpt2', is); "
+            "give a model directory with a tokenizer.json instead"
+        )
+    name = metadata.get("tokenizer.ggml.pre", "")
+    known = PRE_TOKENIZERS.get(name) if isinstance(name, str) else None
+    if known is None:
+        raise UnsupportedTokenizer(
+            f"tokenizer.ggml.pre: {name!r} is not supported; known: "
+            + ", ".join(sorted(filter(None, PRE_TOKENIZERS)))
+        )
+    return known
+
+
+def _pre_tokenizer_json(
+    pre_tokenizer: PreTokenizer, vocabulary: Mapping[str, int]
+) -> dict[str, Any]:
+    splits = [_split_json(pattern, "Isolated") for pattern in pre_tokenizer.patterns]
+    byte_level = _byte_level_json() | {"use_regex": False}
+    # A byte that has no token vanishes, but its neighbours must not merge across the gap.
+    tokenless = "".join(
+        character
+        for byte, character in BYTE_TO_CHARACTER.items()
+        if byte not in _BYTES_NOT_IN_UTF8 and character not in vocabulary
+    )
+    gaps = [_split_json(f"[{tokenless}]", "Removed")] if tokenless else []
+    return {"type": "Sequence", "pretokenizers": [*splits, byte_level, *gaps]}
+
+
+def _split_json(pattern: str, behavior: str) -> dict[str, Any]:
+    return {
+        "type": "Split",
+        "pattern": {"Regex": pattern},
+        "behavior": behavior,
+        "invert": False,
+    }
+
+
+def _byte_level_json() -> dict[str, Any]:
+    return {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": True,
+        "use_regex": True,
+    }
+
+
+def _added_tokens(tokens: list[str], types: list[int]) -> Iterable[dict[str, Any]]:
+    """Tokens that are found in the text as they are, before it is cut into words."""
+    for token_id, (token, token_type) in enumerate(zip(tokens, types, strict=True)):
+        special = token_type in (_CONTROL, _UNKNOWN) or token in _ENDS_BY_TEXT
+        if special or token_type == _USER_DEFINED:
+            yield {
+                "id": token_id,
+                "content": token,
+                "single_word": False,
+                "lstrip": False,
+                "rstrip": False,
+                "normalized": False,
+                "special": special,
+            }
+
+
+def _tokens(metadata: Mapping[str, object]) -> list[str]:
+    tokens = metadata.get("tokenizer.ggml.tokens")
+    if not isinstance(tokens, list) or not tokens:
+        raise UnsupportedTokenizer("tokenizer.ggml.tokens: the file has no vocabulary")
+    if "" in tokens:
+        # An entry without text can neither be found nor written; llama.cpp names it so.
+        return [token or f"[EMPTY_{index}]" for index, token in enumerate(tokens)]
+    return tokens
+
+
+def _token_types(metadata: Mapping[str, object]) -> list[int]:
+    tokens = _tokens(metadata)
+    types = metadata.get("tokenizer.ggml.token_type")
+    if types is None:
+        return [_NORMAL] * len(tokens)
+    if not isinstance(types, list) or len(types) != len(tokens):
+        raise UnsupportedTokenizer("tokenizer.ggml.token_type: not one type for each token")
+    return types
+
+
+def _merges(metadata: Mapping[str, object], vocabulary: Mapping[str, int]) -> list[list[str]]:
+    merges = metadata.get("tokenizer.ggml.merges")
+    if not isinstance(merges, list):
+        raise UnsupportedTokenizer("tokenizer.ggml.merges: the file has no merges")
+    pairs = []
+    for merge in merges:
+        # The first character may itself be a space.
+        at = merge.find(" ", 1)
+        left, right = merge[:at], merge[at + 1 :]
+        if at < 0 or left not in vocabulary or right not in vocabulary:
+            raise UnsupportedTokenizer(f"tokenizer.ggml.merges: {merge!r} does not join two tokens")
+        if left + right not in vocabulary:
+            raise UnsupportedTokenizer(f"tokenizer.ggml.merges: {merge!r} makes no token")
+        pairs.append([left, right])
+    return pairs
+
+
+def _special_id(metadata: Mapping[str, object], role: str) -> int | None:
+    # The key of the format's specification, and what files have: "bos_token_id", "eot_token_id".
+    token_id = metadata.get(f"tokenizer.ggml.{role}_token_id")
+    known = isinstance(token_id, int) and 0 <= token_id < len(_tokens(metadata))
+    return token_id if known and isinstance(token_id, int) else None

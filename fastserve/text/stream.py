@@ -1,0 +1,54 @@
+"""Tokens of one generation to the text that its client sees: detokenized, and ended by a stop.
+
+The concatenated pushes and the finish are the text that a client would get who does not stream.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fastserve.text.detokenizer import Detokenizer
+from fastserve.text.stops import StopMatcher
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fastserve.text.tokenizer import Tokenizer
+
+
+class TextStream:
+    """`push` tokens as they come, then `finish`; `stopped` is the stop string that ended it."""
+
+    __slots__ = ("_flush", "_matcher", "_push")
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        stops: tuple[str, ...] = (),
+        include_stop: bool = False,
+        skip_special_tokens: bool = True,
+    ) -> None:
+        detokenizer = Detokenizer(tokenizer.table, skip_special_tokens=skip_special_tokens)
+        self._push = detokenizer.push
+        self._flush = detokenizer.flush
+        self._matcher = StopMatcher(stops, include=include_stop) if stops else None
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        """The text that these tokens add; "" once `stopped`."""
+        text = self._push(token_ids)
+        return text if self._matcher is None else self._matcher.push(text)
+
+    def finish(self) -> str:
+        """The text still held back, when no more tokens come; "" if `stopped`."""
+        rest = self._flush()
+        if self._matcher is None:
+            return rest
+        # The rest may complete a stop, where a stop contains U+FFFD.
+        rest = self._matcher.push(rest)
+        return rest + self._matcher.flush()
+
+    @property
+    def stopped(self) -> str | None:
+        """The stop string that the text ran into. Nothing pushed after it is shown."""
+        return None if self._matcher is None else self._matcher.matched

@@ -1,0 +1,87 @@
+"""What is refused rather than ignored, and what may be ignored."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import pytest
+
+from fastserve.api.requests import parse_chat, parse_completion
+from fastserve.api.unsupported import ACCEPTED, HARMLESS
+from fastserve.errors import InvalidRequest
+
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
+
+
+def parse(fields: dict[str, Any]) -> tuple[str, ...]:
+    """The unknown fields of a chat with these fields."""
+    messages = [{"role": "user", "content": "Hi"}]
+    return parse_chat(orjson.dumps({"messages": messages} | fields)).unknown_fields
+
+
+@pytest.mark.parametrize("name", sorted(HARMLESS))
+def test_a_field_that_would_change_the_answer_is_refused(name: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        parse({name: {"something": "asked for"}})
+    assert caught.value.param == name
+    assert caught.value.code in {"unsupported_parameter", "unsupported_value"}
+    assert f"'{name}' is not supported" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [(name, value) for name in sorted(HARMLESS) for value in HARMLESS[name]]
+)
+def test_a_value_that_asks_for_nothing_is_accepted(name: str, value: Any) -> None:
+    assert parse({name: value}) == ()
+
+
+@pytest.mark.parametrize("name", sorted(ACCEPTED))
+def test_a_field_that_only_tells_something_is_accepted(name: str) -> None:
+    assert parse({name: {"any": "thing"}}) == ()
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": [TOOL]}, "tools"),
+        ({"tools": [TOOL], "tool_choice": "auto"}, "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        ({"response_format": {"type": "poem"}}, "response_format"),
+        ({"response_format": "text"}, "response_format"),
+        ({"modalities": ["text", "audio"]}, "modalities"),
+        ({"store": True}, "store"),
+        ({"echo": True}, "echo"),
+        ({"continue_final_message": True}, "continue_final_message"),
+        ({"prompt_logprobs": 0}, "prompt_logprobs"),
+        ({"priority": 5}, "priority"),
+        ({"best_of": 2}, "best_of"),
+        ({"best_of": 1, "n": 2}, "best_of"),
+    ],
+)
+def test_refusals(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        parse(fields)
+    assert (caught.value.status, caught.value.param) == (400, param)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": []},
+        {"tools": [TOOL], "tool_choice": "none"},
+        {"best_of": 1},
+        {"best_of": 3, "n": 3},
+    ],
+)
+def test_requests_that_need_nothing_of_it(fields: dict[str, Any]) -> None:
+    assert parse(fields) == ()
+
+
+def test_a_suffix_is_refused_in_a_completion() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        parse_completion(b'{"prompt":"Once","suffix":"the end"}')
+    assert caught.value.param == "suffix"

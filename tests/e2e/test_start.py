@@ -1,0 +1,109 @@
+"""What a start refuses, at once and in plain words, and what it shows."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.harness import Server, failing, wait_until
+
+SIM = ("--engine", "sim")
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--frontends", "65"], "server.frontends"),
+        (["--frontends", "0"], "server.frontends"),
+        (["--frontend", "2"], "--frontends"),
+        (["--model", "/no/such/model.gguf"], "/no/such/model.gguf"),
+        (["--host", "no.such.invalid"], "server.host"),
+        (["--config", "/no/such/file.toml"], "/no/such/file.toml"),
+        (["--run-directory", "/no/such/place"], "server.run_directory"),
+        (["--engine", "gpt"], "llamacpp"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_refused(flags: list[str], words: str) -> None:
+    began_s = time.monotonic()
+    with failing(*flags) as server:
+        assert server.wait_exit() == 2
+        assert words in server.log
+        assert server.log.count("\n") == 1, server.log
+    assert time.monotonic() - began_s < 10
+
+
+def test_a_file_that_is_no_model_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"not a model at all")
+    with failing("--model", str(path)) as server:
+        assert server.wait_exit() == 2
+        assert str(path) in server.log
+        assert "Traceback" not in server.log
+
+
+def test_a_directory_without_a_model_is_refused(tmp_path: Path) -> None:
+    with failing("--model", str(tmp_path)) as server:
+        assert server.wait_exit() == 2
+        assert str(tmp_path) in server.log
+
+
+@pytest.mark.parametrize("accept", ["shared", "reuseport"])
+def test_a_busy_port_is_refused_at_once(accept: str) -> None:
+    with Server(*SIM, "--accept", accept) as first:
+        began_s = time.monotonic()
+        with failing(*SIM, "--accept", accept, "--port", str(first.port)) as second:
+            assert second.wait_exit() == 2
+            assert f"{first.port} is in use" in second.log
+        assert time.monotonic() - began_s < 10
+
+
+@pytest.mark.parametrize("accept", ["shared", "reuseport"])
+@pytest.mark.parametrize("frontends", [1, 5])
+def test_any_number_of_acceptors_shares_one_port(frontends: int, accept: str) -> None:
+    with Server(*SIM, "--frontends", str(frontends), "--accept", accept) as server:
+        assert f"http://127.0.0.1:{server.port}/v1" in server.stdout
+        assert server.stdout.count("\n") == 1
+        titles = server.remember_processes()
+        assert sum("fastserve: acceptor" in title for title in titles) == frontends
+        assert {"fastserve: supervisor", "fastserve: engine"} <= titles.keys()
+        for _ in range(2 * frontends):
+            assert server.get("/ready")[0] == 200
+
+
+def test_a_full_disk_for_the_run_directory_is_said(tmp_path: Path) -> None:
+    if os.getuid() != 0:
+        pytest.skip("only root may mount a file system that is full")
+    full = tmp_path / "full"
+    full.mkdir()
+    assert os.system(f"mount -t tmpfs -o size=4k,nr_inodes=1 none {full}") == 0
+    try:
+        with failing(*SIM, "--run-directory", str(full)) as server:
+            assert server.wait_exit() == 2
+            assert "server.run_directory" in server.log
+            assert "No space left" in server.log
+    finally:
+        os.system(f"umount {full}")
+
+
+def test_the_port_answers_while_the_model_loads() -> None:
+    """Liveness probes need an answer before the model is there, and it must be honest."""
+    server = Server("--frontends", "1")
+    try:
+        port = server.port
+
+        def asked() -> bool:
+            with socket.create_connection(("127.0.0.1", port)) as client:
+                client.sendall(b"GET /ready HTTP/1.0\r\nHost: x\r\n\r\n")
+                status = client.makefile("rb").readline()
+            assert status.split()[1] in (b"200", b"503"), status
+            return status.split()[1] == b"200"
+
+        wait_until(asked)
+        with server:
+            pass
+    finally:
+        server.kill_everything()

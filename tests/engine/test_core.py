@@ -1,0 +1,270 @@
+"""The engine core with a scripted adapter, over real lanes: messages in, columns out."""
+
+from __future__ import annotations
+
+import select
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from fastserve.control import Beat, ControlSocket, LaneClosed, Progress, Ready, Stop
+from fastserve.engine.core import EngineCore
+from fastserve.engine.interface import EngineStats, StepOutputs
+from fastserve.errors import InvalidRequest
+from fastserve.generation import Finish, FinishReason, ModelCard, RequestId, SamplingParams
+from fastserve.lane.client import LaneClient
+from fastserve.lane.messages import Abort, Attached, Heartbeat, Outputs, Submit
+from fastserve.lane.server import LaneServer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator
+    from pathlib import Path
+
+    from fastserve.engine.interface import Pump
+
+KEY = bytes(32)
+DEADLINE_S = 20.0
+CARD = ModelCard(
+    name="scripted",
+    tokenizer_path="",
+    chat_template=None,
+    bos_token="",
+    eos_token="",
+    eos_token_ids=(),
+    vocab_size=100,
+    max_seq_len=100,
+)
+
+
+class ScriptedEngine:
+    """One token a step for each request, the prompt's first id, until max_tokens."""
+
+    def __init__(self) -> None:
+        self.running: dict[RequestId, list[int]] = {}
+        self.aborted: list[RequestId] = []
+        self.closed = False
+        self.step_s = 0.0
+
+    def describe(self) -> ModelCard:
+        return CARD
+
+    def load(self, progress: Callable[[float], None]) -> None:
+        progress(0.5)
+
+    def add(self, request: Submit) -> None:
+        if request.sim is not None:
+            raise InvalidRequest("no scripts here")
+        self.running[request.request_id] = [
+            request.prompt_token_ids[0],
+            request.sampling.max_tokens,
+        ]
+
+    def abort(self, request_ids: Collection[RequestId]) -> None:
+        self.aborted += request_ids
+        for request_id in request_ids:
+            self.running.pop(request_id, None)
+
+    def has_work(self) -> bool:
+        return bool(self.running)
+
+    def step(self, pump: Pump) -> StepOutputs:
+        pump(timeout_s=self.step_s)
+        outputs = StepOutputs()
+        for request_id, state in list(self.running.items()):
+            outputs.request_ids.append(request_id)
+            outputs.token_ids.append(state[0])
+            state[1] -= 1
+            if not state[1]:
+                del self.running[request_id]
+                finish = Finish(reason=FinishReason.LENGTH)
+                outputs.finishes[len(outputs.request_ids) - 1] = finish
+        return outputs
+
+    def stats(self) -> EngineStats:
+        return EngineStats(num_running=len(self.running), num_waiting=0)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Running:
+    """A core in a thread, and the supervisor's end of its control socket."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.engine = ScriptedEngine()
+        self.control, theirs = ControlSocket.pair()
+        self._ours = ControlSocket(theirs)
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        lanes = LaneServer(
+            run_directory=self.directory, key=KEY, in_flight_frames_max=1000, full_timeout_s=5
+        )
+        core = EngineCore(self.engine, lanes=lanes, control=self._ours, heartbeat_interval_s=0.02)
+        core.start()
+        core.run()
+        lanes.close(linger_ms=0)
+
+    def client(self, lane: int, *, incarnation: int = 0) -> LaneClient:
+        return LaneClient(
+            lane=lane,
+            incarnation=incarnation,
+            run_directory=self.directory,
+            key=KEY,
+            in_flight_frames_max=1000,
+        )
+
+    def stop(self) -> None:
+        self.control.send(Stop())
+        self.ended()
+        self.control.close()
+
+    def ended(self) -> None:
+        self._thread.join(DEADLINE_S)
+        assert not self._thread.is_alive()
+        self._ours.close()
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Running]:
+    running = Running(tmp_path)
+    yield running
+    running.stop()
+
+
+def read(client: LaneClient, *, until: Callable[[list[object]], bool]) -> list[object]:
+    messages: list[object] = []
+    give_up_s = time.monotonic() + DEADLINE_S
+    while not until(messages):
+        assert time.monotonic() < give_up_s, messages
+        select.select([client.fd], [], [], 0.05)
+        messages += list(client.receive())
+    return messages
+
+
+def outputs_of(messages: list[object]) -> list[Outputs]:
+    return [message for message in messages if isinstance(message, Outputs)]
+
+
+def finished(messages: list[object]) -> bool:
+    return any(outputs.finishes for outputs in outputs_of(messages))
+
+
+def submit(number: int, *, lane: int = 1, max_tokens: int = 3, **more: object) -> Submit:
+    return Submit(
+        request_id=RequestId(lane << 57 | number),
+        prompt_token_ids=[number],
+        sampling=SamplingParams(max_tokens=max_tokens),
+        **more,  # type: ignore[arg-type]  # a table of options
+    )
+
+
+def attached(client: LaneClient) -> None:
+    def ready(messages: list[object]) -> bool:
+        return any(isinstance(message, Heartbeat) and message.ready for message in messages)
+
+    messages = read(client, until=ready)
+    assert messages[0] == Attached(CARD)
+
+
+def test_a_request_becomes_one_message_per_step(running: Running) -> None:
+    client = running.client(1)
+    attached(client)
+    client.send(submit(7))
+    outputs = outputs_of(read(client, until=finished))
+    assert [each.token_ids for each in outputs] == [[7], [7], [7]]
+    assert outputs[-1].finishes == {0: Finish(reason=FinishReason.LENGTH)}
+    client.close()
+
+
+def test_gathered_tokens_come_once(running: Running) -> None:
+    client = running.client(1)
+    attached(client)
+    client.send(submit(7, gather=True))
+    [outputs] = outputs_of(read(client, until=finished))
+    assert outputs.token_ids == [7, 7, 7]
+    client.close()
+
+
+def test_a_refused_request_is_answered_as_invalid(running: Running) -> None:
+    client = running.client(1)
+    attached(client)
+    client.send(submit(7, sim={}))
+    [outputs] = outputs_of(read(client, until=finished))
+    assert outputs.token_ids == []
+    assert outputs.finishes == {
+        0: Finish(reason=FinishReason.ERROR, error="no scripts here", invalid=True)
+    }
+    client.close()
+
+
+def test_an_abort_takes_effect_inside_a_step(running: Running) -> None:
+    running.engine.step_s = DEADLINE_S
+    client = running.client(1)
+    attached(client)
+    request = submit(7, max_tokens=1000)
+    client.send(request)
+    read(client, until=lambda messages: any(
+        isinstance(message, Heartbeat) and message.num_running for message in messages
+    ))
+    running.engine.step_s = 0.0
+    client.send(Abort([request.request_id]))
+    read(client, until=lambda messages: any(
+        isinstance(message, Heartbeat) and not message.num_running for message in messages
+    ))
+    assert running.engine.aborted == [request.request_id]
+    running.control.send(Stop())  # the long step is still being pumped
+    client.close()
+
+
+@pytest.mark.parametrize("how", ["detach", "supervisor", "successor"])
+def test_a_lane_that_ends_aborts_what_it_has(running: Running, how: str) -> None:
+    client = running.client(1)
+    attached(client)
+    request = submit(7, max_tokens=10**9)
+    client.send(request)
+    read(client, until=lambda messages: bool(outputs_of(messages)))
+    successor = None
+    if how == "detach":
+        client.close()
+    elif how == "supervisor":
+        running.control.send(LaneClosed(1, 0))
+    else:
+        successor = running.client(1, incarnation=1)
+        attached(successor)
+    give_up_s = time.monotonic() + DEADLINE_S
+    while request.request_id not in running.engine.aborted:
+        assert time.monotonic() < give_up_s
+        time.sleep(0.005)
+    assert running.engine.running == {}
+    if successor is not None:
+        successor.close()
+    if how != "detach":
+        client.close()
+
+
+def test_the_late_words_of_an_earlier_incarnation_change_nothing(running: Running) -> None:
+    client = running.client(1, incarnation=5)
+    attached(client)
+    running.control.send(LaneClosed(1, 4))
+    client.send(submit(7))
+    assert finished(read(client, until=finished))
+    client.close()
+
+
+def test_the_supervisor_hears_progress_and_ready(running: Running) -> None:
+    client = running.client(1)
+    attached(client)
+    words = [word for word in running.control.receive() if not isinstance(word, Beat)]
+    assert words == [Progress(0.5), Ready("scripted")]
+    client.close()
+
+
+def test_the_core_ends_when_the_supervisor_is_gone(tmp_path: Path) -> None:
+    running = Running(tmp_path)
+    running.control.close()
+    running.ended()

@@ -1,0 +1,143 @@
+"""Two real ends over real sockets: what is sent arrives in order, and nothing ever blocks."""
+
+from __future__ import annotations
+
+import select
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+import zmq
+
+from fastserve.errors import Overloaded
+from fastserve.generation import RequestId
+from fastserve.lane.client import LaneClient, ingress_address
+from fastserve.lane.messages import Abort, Attach, Detach, Heartbeat, Outputs
+from fastserve.lane.server import LaneServer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+KEY = bytes(32)
+DEADLINE_S = 10.0
+FRAMES_MAX = 10
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[LaneServer]:
+    server = LaneServer(
+        run_directory=tmp_path, key=KEY, in_flight_frames_max=FRAMES_MAX, full_timeout_s=0.05
+    )
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Iterator[LaneClient]:
+    client = LaneClient(
+        lane=3, incarnation=1, run_directory=tmp_path, key=KEY, in_flight_frames_max=FRAMES_MAX
+    )
+    yield client
+    client.close()
+
+
+def received(end: LaneServer | LaneClient, *, number: int) -> list[object]:
+    messages: list[object] = []
+    deadline_s = time.monotonic() + DEADLINE_S
+    while len(messages) < number and time.monotonic() < deadline_s:
+        select.select([end.fd], [], [], 0.05)
+        messages += list(end.receive())
+    return messages
+
+
+def attached(server: LaneServer, client: LaneClient) -> None:
+    [attach] = received(server, number=1)
+    assert isinstance(attach, Attach)
+    assert (attach.lane, attach.incarnation) == (client.lane, client.incarnation)
+    server.attach(attach.lane, incarnation=attach.incarnation, address=attach.address)
+
+
+def test_a_client_attaches_and_both_ways_carry(server: LaneServer, client: LaneClient) -> None:
+    attached(server, client)
+    assert server.incarnation(3) == 1
+    outputs = [Outputs(request_ids=[n], token_ids=[n]) for n in range(5)]
+    for each in outputs:
+        server.send(3, each)
+    assert received(client, number=5) == outputs
+    client.send(Abort([RequestId(7)]))
+    assert received(server, number=1) == [Abort([RequestId(7)])]
+
+
+def test_a_client_may_come_before_the_server(tmp_path: Path, client: LaneClient) -> None:
+    server = LaneServer(
+        run_directory=tmp_path, key=KEY, in_flight_frames_max=FRAMES_MAX, full_timeout_s=1
+    )
+    attached(server, client)
+    server.close()
+
+
+def test_the_last_word_is_detach(server: LaneServer, tmp_path: Path) -> None:
+    client = LaneClient(
+        lane=1, incarnation=2, run_directory=tmp_path, key=KEY, in_flight_frames_max=FRAMES_MAX
+    )
+    attached(server, client)
+    client.close()
+    assert received(server, number=1) == [Detach(lane=1, incarnation=2)]
+
+
+def test_a_frame_that_we_did_not_sign_is_counted_and_dropped(
+    server: LaneServer, client: LaneClient, tmp_path: Path
+) -> None:
+    attached(server, client)
+    with zmq.Context() as context, context.socket(zmq.PUSH) as stranger:
+        stranger.connect(ingress_address(tmp_path))
+        stranger.send(b"\x01" + b"[]" + bytes(32))
+        stranger.send(b"")
+        client.send(Abort([]))
+        deadline_s = time.monotonic() + DEADLINE_S
+        messages: list[object] = []
+        while (server.bad_frames < 2 or not messages) and time.monotonic() < deadline_s:
+            messages += received(server, number=1)
+    assert server.bad_frames == 2
+    assert messages == [Abort([])]
+
+
+def test_a_full_lane_is_held_then_given_up_and_never_blocks(
+    server: LaneServer, client: LaneClient
+) -> None:
+    attached(server, client)
+    beat = Heartbeat(ready=True, num_running=0, num_waiting=0, steps=0)
+    deadline_s = time.monotonic() + DEADLINE_S
+    stalled: list[int] = []
+    while not stalled and time.monotonic() < deadline_s:
+        server.send(3, beat)
+        stalled = server.flush()
+    assert stalled == [3]
+
+
+def test_what_was_held_arrives_in_order_once_there_is_room(
+    server: LaneServer, client: LaneClient
+) -> None:
+    attached(server, client)
+    outputs = [Outputs(request_ids=[n], token_ids=[n]) for n in range(3 * FRAMES_MAX)]
+    for each in outputs:
+        server.send(3, each)
+    messages: list[object] = []
+    deadline_s = time.monotonic() + DEADLINE_S
+    while len(messages) < len(outputs) and time.monotonic() < deadline_s:
+        messages += list(client.receive())
+        server.flush()
+    assert messages == outputs
+
+
+def test_an_ingress_that_nobody_reads_overloads_and_does_not_block(client: LaneClient) -> None:
+    with pytest.raises(Overloaded):
+        for _ in range(FRAMES_MAX + 1):
+            client.send(Abort([]))
+
+
+def test_a_lane_that_is_not_attached_takes_nothing(server: LaneServer) -> None:
+    server.send(5, Heartbeat(ready=True, num_running=0, num_waiting=0, steps=0))
+    assert server.flush() == []
+    assert server.incarnation(5) == -1

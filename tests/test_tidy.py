@@ -1,0 +1,146 @@
+"""House rules that a formatter cannot check: who may import whom, and how long is too long."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "fastserve"
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+LEAVES = {"errors", "log", "generation"}
+
+# layer -> the layers it may import, besides itself. A layer is the first name after "fastserve.".
+MAY_IMPORT: dict[str, set[str]] = {
+    "__init__": set(),
+    "__main__": {"cli"},
+    "cli": {"config", "launch", "errors"},
+    "config": {"errors", "settings", "sources"},
+    "settings": {"errors"},
+    "sources": {"errors", "settings"},
+    "launch": {"config", "errors", "log", "metrics", "supervisor"},
+    "control": set(),
+    "process": {"control", "errors", "log"},
+    "supervisor": {"control", "process", "errors", "log"},
+    "frontend": {"config", "control", "http1", "api", "text", "lane", "metrics"} | LEAVES,
+    "engine": {"config", "control", "lane", "text"} | LEAVES,
+    "lane": {"generation", "errors"},
+    "api": {"generation", "errors"},
+    "text": {"errors"},
+    "http1": set(),
+    "metrics": set(),
+    "generation": set(),
+    "errors": set(),
+    "log": {"errors"},
+}
+
+# Exceptions, each a file and what more it may import: light values that the supervisor hands on.
+ALSO: dict[str, set[str]] = {
+    "launch.py": {"fastserve.engine.arguments", "fastserve.frontend.arguments"},
+}
+
+# One owner per outside library: replacing it then means editing these files and no others.
+OWNERS: dict[str, set[str]] = {
+    "asyncio": {
+        "engine/adapters/trtllm.py",
+        "engine/trtllm_loop.py",
+        "frontend/accepting.py",
+        "frontend/acceptor.py",
+        "frontend/exchanges.py",
+        "http1/connection.py",
+    },
+    "ctypes": {"engine/libllama.py", "engine/llama.py", "engine/gguf.py", "process.py"},
+    "httptools": {"http1/parser.py"},
+    "jinja2": {"text/chat_template.py"},
+    "mpi4py": {"engine/mpi.py"},
+    "msgspec": {
+        "api/body.py",
+        "api/messages.py",
+        "api/requests.py",
+        "control.py",
+        "engine/adapters/sim.py",
+    },
+    "multiprocessing": {"metrics/board.py", "supervisor/child.py"},
+    "orjson": {
+        "api/body.py",
+        "api/chunks.py",
+        "api/responses.py",
+        "lane/codec.py",
+    },
+    "setproctitle": {"launch.py", "process.py"},
+    "tensorrt_llm": {"engine/adapters/trtllm.py", "engine/trtllm_api.py"},
+    "tokenizers": {"text/gguf_tokenizer.py", "text/pre_tokenizers.py", "text/tokenizer.py"},
+    "uvloop": {"frontend/accepting.py", "frontend/acceptor.py"},
+    "xllamacpp": set(),
+    "zmq": {"lane/client.py", "lane/server.py"},
+}
+
+FUNCTION_LINES_MAX = 70
+FILE_LINES_MAX = 500
+HEADER_LINES_MAX = 16
+
+
+def imported_modules(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"line {node.lineno}: write the absolute import"
+            assert node.module is not None
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_file_is_tidy(path: Path) -> None:
+    name = path.relative_to(PACKAGE).as_posix()
+    layer = name.split("/")[0].removesuffix(".py")
+    source = path.read_text()
+    tree = ast.parse(source)
+
+    header = ast.get_docstring(tree)
+    assert header, "say what this file is for, and what it must not know"
+    assert header.count("\n") < HEADER_LINES_MAX, "a header is not a manual"
+    assert source.count("\n") <= FILE_LINES_MAX
+
+    for module in imported_modules(tree):
+        package, *rest = module.split(".")
+        if package == "fastserve":
+            allowed = rest[0] in MAY_IMPORT[layer] | {layer, "__version__"}
+            also = any(module.startswith(more) for more in ALSO.get(name, ()))
+            assert allowed or also, f"{layer} may not import {module}"
+            if rest[:2] == ["engine", "adapters"]:
+                assert name == "engine/registry.py", f"{module} is named by the registry alone"
+        elif package in OWNERS:
+            assert name in OWNERS[package], f"only {sorted(OWNERS[package])} may import {package}"
+
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert node.end_lineno is not None
+            length = node.end_lineno - node.lineno + 1
+            assert length <= FUNCTION_LINES_MAX, f"{node.name}() is {length} lines"
+
+
+def test_the_top_level_is_fixed() -> None:
+    names = {path.name for path in ROOT.iterdir() if not path.name.startswith(".")}
+    built = {"build", "dist", "fastserve.egg-info", "__pycache__"}
+    assert names - built == {
+        "fastserve",
+        "tests",
+        "bench",
+        "fastserve.toml",
+        "pyproject.toml",
+        "README.md",
+    }
+
+
+@pytest.mark.parametrize("folder", ["http1", "api", "text", "lane", "metrics"])
+def test_the_rooms_below_know_nothing_of_each_other(folder: str) -> None:
+    siblings = {"http1", "api", "text", "lane"} - {folder}
+    assert not MAY_IMPORT[folder] & siblings
