@@ -13,7 +13,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib.metadata
-from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -181,23 +180,24 @@ class LibraryLog:
     """What the library says, which is the only place where it tells why a call failed."""
 
     def __init__(self) -> None:
-        self._errors: deque[str] = deque(maxlen=8)
+        self._errors: list[str] = []
         self.interrupted = False
         """Set while an interruption is under way, of which it complains as of an error."""
         # Held, because the library keeps a bare pointer to it.
         self.callback = LOG_CALLBACK(self._on_line)
 
-    def last_error(self) -> str:
-        return self._errors[-1] if self._errors else "llama.cpp gives no reason"
-
     def clear(self) -> None:
         self._errors.clear()
+
+    def reason(self) -> str:
+        """The first complaint since `clear`: the later ones only pass it on."""
+        return self._errors[0] if self._errors else "llama.cpp gives no reason"
 
     def _on_line(self, level: int, text: bytes | None, _: object) -> None:
         """Called by any thread of the library. What it calls information is detail to a server."""
         line = (text or b"").decode(errors="replace").strip()
         if level == _LOG_ERROR and not self.interrupted:
-            self._errors.append(line)
+            self._errors = [*self._errors[:1], line]
             log.error("llama.cpp", text=line)
         elif level in {_LOG_INFO, _LOG_WARN, _LOG_ERROR}:
             log.debug("llama.cpp", text=line)

@@ -61,7 +61,7 @@ def read_gguf_metadata(path: str) -> dict[str, object]:
     lib.log.clear()
     gguf = lib.ggml.gguf_init_from_file(str(path).encode(), libllama.GgufInitParams(True, None))
     if not gguf:
-        raise StartError(f"{path} is cut short or damaged: {lib.log.last_error()}")
+        raise StartError(f"{path} is cut short or damaged: {lib.log.reason()}")
     try:
         return {
             lib.ggml.gguf_get_key(gguf, key).decode(errors="replace"): _gguf_value(
@@ -120,7 +120,7 @@ class Model:
             self.close()
             raise raised[0]
         if not self._model:
-            raise StartError(f"{path} does not load: {lib.log.last_error()}")
+            raise StartError(f"{path} does not load: {lib.log.reason()}")
         if lib.llama.llama_model_has_encoder(self._model) or not lib.llama.llama_model_has_decoder(
             self._model
         ):
@@ -230,7 +230,12 @@ class Context:
         batch_rows_max: int,
         threads: int,
     ) -> None:
-        """Reserve the whole KV cache. Raises StartError where memory does not suffice."""
+        """Reserve the whole KV cache. Raises StartError where memory does not suffice.
+
+        A batch has room for a row of each sequence, and wants the logits of one each at most.
+        """
+        # The library asserts as much, which would end the process.
+        assert num_sequences <= batch_rows_max, f"{num_sequences} rows in {batch_rows_max}"
         lib = libllama.library()
         self._llama = lib.llama
         self._log = lib.log
@@ -239,7 +244,7 @@ class Context:
         params.n_ctx = num_sequences * sequence_tokens_max
         params.n_seq_max = num_sequences
         params.n_batch = params.n_ubatch = batch_rows_max
-        params.n_outputs_max = min(num_sequences, batch_rows_max)
+        params.n_outputs_max = num_sequences
         params.n_threads = params.n_threads_batch = threads
         # A cache that sequences share makes the result of one depend on the others.
         params.kv_unified = False
@@ -249,7 +254,7 @@ class Context:
         if not self._context:
             raise StartError(
                 f"no context of {num_sequences} sequences of {sequence_tokens_max} tokens: "
-                f"{lib.log.last_error()}"
+                f"{lib.log.reason()}"
             )
         self._memory = lib.llama.llama_get_memory(self._context)
         # The callback is polled at every node of the graph, thousands of times in a decode, and
@@ -267,7 +272,7 @@ class Context:
         result = self._llama.llama_decode(self._context, batch.struct)
         if result < 0:
             raise EngineDead(
-                f"llama_decode failed with {result}: {libllama.library().log.last_error()}"
+                f"llama_decode failed with {result}: {libllama.library().log.reason()}"
             )
         return Decoded(result)
 

@@ -2,7 +2,8 @@
 
 Read in this order: message.py (what crosses the border), parser.py and body.py (bytes to requests),
 reader.py (the two over one buffer), response.py and sse.py (answers to bytes), exchange.py (one
-request and its answer), connection.py (the thin shell that owns the socket and the clock).
+request and its answer), connection.py (the thin shell that owns the socket; deadline.py and peer.py
+help it to tell when to stop waiting, and for whom).
 
 A library: it imports nothing of ours, and knows nothing of routes, JSON or generations.
 """

@@ -1,9 +1,8 @@
 """The thin shell: one client's socket, its states and its deadlines.
 
 Requests are answered one by one: what follows waits in the reader (and, above a limit, in the
-kernel) until the answer before it has been taken. There is one timer. It is moved only when a
-deadline comes closer; a later deadline is seen when the timer fires, so that a request which comes
-whole and is answered costs no timer at all. Nothing ever raises into the event loop.
+kernel) until the answer before it has been taken. A request that comes whole and is answered at
+once moves no timer. Nothing ever raises into the event loop.
 
 Knows nothing of routes, JSON or generations: those are the Application's.
 """
@@ -11,21 +10,25 @@ Knows nothing of routes, JSON or generations: those are the Application's.
 from __future__ import annotations
 
 import asyncio
-import enum
 import logging
 import math
 from typing import TYPE_CHECKING, Protocol, cast
 
 from fastserve.http1 import peer
+from fastserve.http1.connections import Connections
+from fastserve.http1.deadline import Deadline
 from fastserve.http1.exchange import CLOSE, Exchange, made_request_id
 from fastserve.http1.message import ProtocolError, RequestHead, Response
 from fastserve.http1.reader import RequestReader
 from fastserve.http1.response import CONTINUE, content_lines, render_head
+from fastserve.http1.state import NEXT, State
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from fastserve.http1.limits import Limits
+
+__all__ = ["Application", "Connection", "Connections"]
 
 
 class Application(Protocol):
@@ -44,73 +47,12 @@ class Application(Protocol):
         """Render, as JSON, a refusal of the layer's own: 400, 408, 413, 414, 417, 431, 5xx."""
 
 
-# An IntEnum, for its hash and comparison are C: an Enum's would cost each request a microsecond.
-class State(enum.IntEnum):
-    """Where a connection is in its life."""
-
-    NEW = enum.auto()  # accepted; nothing has come
-    IDLE = enum.auto()  # between an answer and the next request
-    HEAD = enum.auto()  # part of a head has come
-    BODY = enum.auto()  # a head has come, and not all of its body
-    ANSWERING = enum.auto()  # the application has the request
-    FLUSHING = enum.auto()  # answered; too much of it still waits for the client
-    LINGERING = enum.auto()  # said the last word: reads on for a moment and drops it, then closes
-    CLOSED = enum.auto()
-
+# After 0, 1, 10 and 60 seconds: Go's client gives up at the sixth interim response.
+_INTERIM_AT_LOOKS = frozenset({0, 4, 13, 63})
+# Within the first second one comment in a stream is enough.
+_EARLY_LOOKS = frozenset({1, 2, 3})
 
 _READING = frozenset({State.NEW, State.IDLE, State.HEAD, State.BODY})
-NEXT = {
-    State.NEW: {State.HEAD, State.BODY, State.LINGERING, State.CLOSED},
-    State.IDLE: {State.HEAD, State.BODY, State.LINGERING, State.CLOSED},
-    State.HEAD: {State.BODY, State.LINGERING, State.CLOSED},
-    State.BODY: {State.ANSWERING, State.LINGERING, State.CLOSED},
-    State.ANSWERING: {State.IDLE, State.FLUSHING, State.LINGERING, State.CLOSED},
-    State.FLUSHING: {State.IDLE, State.LINGERING, State.CLOSED},
-    State.LINGERING: {State.CLOSED},
-    State.CLOSED: set[State](),
-}
-
-
-class Connections:
-    """The live connections of one acceptor."""
-
-    def __init__(self) -> None:
-        self.draining = False
-        self._live: set[Connection] = set()
-        self._on_empty: asyncio.Event | None = None
-
-    def __len__(self) -> int:
-        return len(self._live)
-
-    def add(self, connection: Connection) -> None:
-        self._live.add(connection)
-
-    def discard(self, connection: Connection) -> None:
-        self._live.discard(connection)
-        if not self._live and self._on_empty is not None:
-            self._on_empty.set()
-
-    def drain(self) -> None:
-        """Close idle connections now and the others after their answer, which says so if it can."""
-        self.draining = True
-        for connection in list(self._live):
-            connection.drain()
-
-    async def wait_closed(self, *, timeout_s: float) -> bool:
-        """Wait until the last connection has closed; False if `timeout_s` passed before that."""
-        if not self._live:
-            return True
-        self._on_empty = asyncio.Event()
-        try:
-            await asyncio.wait_for(self._on_empty.wait(), timeout_s)
-        except TimeoutError:
-            return False
-        return True
-
-    def abort_all(self) -> None:
-        """Close every connection now, whatever is still unsent."""
-        for connection in list(self._live):
-            connection.abort()
 
 
 class Connection(asyncio.Protocol):
@@ -122,24 +64,21 @@ class Connection(asyncio.Protocol):
         "_body_due_s",
         "_close_after_answer",
         "_connections",
-        "_deadline_s",
+        "_deadline",
         "_eof",
         "_exchange",
         "_head",
         "_limits",
         "_logger",
-        "_looks",
         "_loop",
-        "_peer_timer",
         "_reader",
         "_reading_paused",
         "_requests",
         "_socket",
         "_state",
-        "_timer",
-        "_timer_at_s",
         "_transport",
         "_unsent_bytes",
+        "_watch",
         "_writable",
     )
 
@@ -172,17 +111,14 @@ class Connection(asyncio.Protocol):
         self._reading_paused = False
         self._eof = False
         self._socket: peer.Socket | None = None
-        # The one timer, and when it is really due; see the header.
-        self._deadline_s = math.inf
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at_s = math.inf
+        # What is due depends on the state.
+        self._deadline = Deadline(self._loop, self._on_deadline)
         # How much was waiting for the client when it was last looked at.
         self._unsent_bytes = 0
         # When a body is due that earns no time by coming fast.
         self._body_due_s = math.inf
-        # Looking whether a client that has finished sending is still there.
-        self._peer_timer: asyncio.TimerHandle | None = None
-        self._looks = 0
+        # Of a client that has finished sending. None where the kernel cannot be asked.
+        self._watch: peer.Watch | None = None
 
     def __repr__(self) -> str:
         return f"<Connection {self._state.name} requests={self._requests}>"
@@ -195,9 +131,10 @@ class Connection(asyncio.Protocol):
         sock = cast("peer.Socket | None", transport.get_extra_info("socket"))
         if sock is not None and peer.is_tcp(sock):
             self._socket = sock
+            self._watch = peer.Watch(sock, self._loop, probe=self._probe, on_gone=self.abort)
             peer.detect_silence(sock, timeout_s=self._limits.write_stall_timeout_s)
         self._connections.add(self)
-        self._set_deadline(
+        self._deadline.set(
             self._limits.drain_first_byte_timeout_s
             if self._connections.draining
             else self._limits.first_byte_timeout_s
@@ -219,7 +156,7 @@ class Connection(asyncio.Protocol):
             return True
         self._eof = True
         if self._state is State.ANSWERING:
-            self._start_looking()
+            self._start_watch()
         elif self._state in (State.HEAD, State.BODY):
             # RFC 9112 8: an incomplete request is not processed.
             self._refuse(ProtocolError(400, "the request ended before it was complete"))
@@ -238,17 +175,16 @@ class Connection(asyncio.Protocol):
         if self._state is State.FLUSHING:
             self._proceed()
         elif self._exchange is not None:
-            self._deadline_s = math.inf
+            self._deadline.clear()
             self._exchange.writable = True
             if self._exchange.on_writable is not None:
                 self._call(self._exchange.on_writable)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 -- asyncio's signature
         self._enter(State.CLOSED)
-        for timer in (self._timer, self._peer_timer):
-            if timer is not None:
-                timer.cancel()
-        self._timer = self._peer_timer = None
+        self._deadline.cancel()
+        if self._watch is not None:
+            self._watch.stop()
         self._connections.discard(self)
         self._disconnect()
 
@@ -296,7 +232,7 @@ class Connection(asyncio.Protocol):
             self._close()
         elif self._state is State.NEW:
             # Its request may be on its way: a client that has just connected is not turned away.
-            self._set_deadline(self._limits.drain_first_byte_timeout_s)
+            self._deadline.set(self._limits.drain_first_byte_timeout_s)
 
     def abort(self) -> None:
         """Close now. The application hears of it at once, as of any client that goes away."""
@@ -351,10 +287,10 @@ class Connection(asyncio.Protocol):
         if self._eof:
             self._close()
         elif not self._reader.started:
-            self._set_deadline(self._limits.keep_alive_timeout_s)
+            self._deadline.set(self._limits.keep_alive_timeout_s)
         elif self._state is not State.HEAD:
             self._enter(State.HEAD)
-            self._set_deadline(self._limits.header_timeout_s)
+            self._deadline.set(self._limits.header_timeout_s)
 
     def _wait_for_body(self, head: RequestHead) -> None:
         if self._eof:
@@ -362,11 +298,11 @@ class Connection(asyncio.Protocol):
         if head.expect_continue:
             self._transport.write(CONTINUE)
         self._reader.fed_bytes = 0
-        self._set_deadline(self._limits.body_timeout_s)
-        self._body_due_s = self._deadline_s
+        self._deadline.set(self._limits.body_timeout_s)
+        self._body_due_s = self._loop.time() + self._limits.body_timeout_s
 
     def _serve(self, body: bytes) -> None:
-        self._deadline_s = math.inf
+        self._deadline.clear()
         exchange = self._open_exchange(body)
         try:
             self._app.serve(exchange)
@@ -377,7 +313,7 @@ class Connection(asyncio.Protocol):
             else:
                 exchange.respond(self._refusal(500, "internal error"))
         if self._eof and not exchange.ended:
-            self._start_looking()
+            self._start_watch()
 
     def _open_exchange(self, body: bytes) -> Exchange:
         self._enter(State.ANSWERING)
@@ -462,7 +398,7 @@ class Connection(asyncio.Protocol):
         self._reader.clear()
         # Above any real size, so that the first look finds progress.
         self._unsent_bytes = 1 << 62
-        self._set_deadline(self._limits.linger_timeout_s)
+        self._deadline.set(self._limits.linger_timeout_s)
 
     def _enter(self, state: State) -> None:
         assert state in NEXT[self._state], f"{self._state.name} -> {state.name}"
@@ -481,29 +417,8 @@ class Connection(asyncio.Protocol):
 
     # Time.
 
-    def _set_deadline(self, timeout_s: float) -> None:
-        self._deadline_s = self._loop.time() + timeout_s
-        if self._deadline_s < self._timer_at_s:
-            self._start_timer()
-
-    def _start_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer_at_s = self._deadline_s
-        self._timer = self._loop.call_at(self._deadline_s, self._on_timer)
-
-    def _on_timer(self) -> None:
-        self._timer = None
-        self._timer_at_s = math.inf
-        # Loops round to milliseconds.
-        if self._deadline_s - self._loop.time() < 0.001:
-            self._on_deadline()
-        elif self._deadline_s < math.inf:
-            self._start_timer()
-
     def _on_deadline(self) -> None:
         state = self._state
-        self._deadline_s = math.inf
         if state in (State.NEW, State.IDLE):
             self._close()
         elif state is State.HEAD:
@@ -519,14 +434,14 @@ class Connection(asyncio.Protocol):
         earned_s = self._reader.fed_bytes / self._limits.body_bytes_per_s_min
         left_s = self._body_due_s + earned_s - self._loop.time()
         if left_s > 0:
-            self._set_deadline(left_s)
+            self._deadline.set(left_s)
         else:
             self._refuse(ProtocolError(408, "the body took too long"))
 
     def _expect_progress(self) -> None:
         """Have it looked at whether the client takes some of what waits for it."""
         self._unsent_bytes = self._transport.get_write_buffer_size()
-        self._set_deadline(self._limits.write_stall_timeout_s)
+        self._deadline.set(self._limits.write_stall_timeout_s)
 
     # Clients that are no longer heard.
 
@@ -536,50 +451,38 @@ class Connection(asyncio.Protocol):
         self._reading_paused = True
         self._transport.pause_reading()
         # A loop that does not read does not report that the client has gone either.
-        if self._socket is not None:
-            self._look_later(peer.LOOK_AFTER_S[-1], self._look_while_paused)
+        if self._watch is not None:
+            self._watch.start_when_finished()
 
     def _resume_reading(self) -> None:
         self._reading_paused = False
+        if self._watch is not None:
+            self._watch.stop()
         if not self._eof and not self._transport.is_closing():
             self._transport.resume_reading()
 
-    def _look_while_paused(self) -> None:
-        if not self._reading_paused or self._exchange is None or self._socket is None:
-            return
-        if peer.has_finished_sending(self._socket):
-            self._start_looking()
-        else:
-            self._look_later(peer.LOOK_AFTER_S[-1], self._look_while_paused)
-
-    def _start_looking(self) -> None:
+    def _start_watch(self) -> None:
         """Find out whether a client that has finished sending still waits for its answer."""
         # HTTP/1.0 knows no interim response that could be sent to find out.
-        if self._socket is None or self._head.minor == 0:
+        if self._watch is None or self._head.minor == 0:
             self.abort()
-            return
-        self._looks = 0
-        self._look()
+        else:
+            self._watch.start()
 
-    def _look(self) -> None:
+    def _probe(self, look: int) -> bool:
+        """Send something that means nothing; False when there is no answer to wait for any more.
+
+        A client that has gone answers it with a reset.
+        """
         exchange = self._exchange
-        if exchange is None or self._socket is None:
-            return
-        if peer.is_gone(self._socket):
-            self.abort()
-            return
-        # Only what is sent can be answered with a reset. Where much waits to be sent, it will do.
+        if exchange is None:
+            return False
+        # Where much waits to be sent already, that will do.
         if self._writable:
             if not exchange.started:
-                if self._looks in peer.INTERIM_AT_LOOKS:
+                # RFC 9110 15.2: never to an HTTP/1.0 client.
+                if look in _INTERIM_AT_LOOKS and self._head.minor == 1:
                     self._transport.write(CONTINUE)
-            elif self._looks == 0 or self._looks >= len(peer.LOOK_AFTER_S) - 1:
+            elif look not in _EARLY_LOOKS:
                 exchange.probe()
-        wait_s = peer.LOOK_AFTER_S[min(self._looks, len(peer.LOOK_AFTER_S) - 1)]
-        self._looks += 1
-        self._look_later(wait_s, self._look)
-
-    def _look_later(self, wait_s: float, look: Callable[[], None]) -> None:
-        if self._peer_timer is not None:
-            self._peer_timer.cancel()
-        self._peer_timer = self._loop.call_later(wait_s, look)
+        return True

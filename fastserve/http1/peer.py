@@ -13,18 +13,20 @@ from __future__ import annotations
 import contextlib
 import socket
 import struct
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fastserve.http1.deadline import Clock, Handle
 
 # linux/tcp_states.h. The first byte of struct tcp_info is the state.
 _TCP_CLOSE = 7
 _TCP_CLOSE_WAIT = 8
 
-# After an end of input: when to look at the state, as seconds from one look to the next. The first
-# looks are early so that a client that has gone frees its place in the engine at once.
+# When to look at the state, as seconds from one look to the next. The first looks are early so
+# that a client that has gone frees its place in the engine at once.
 LOOK_AFTER_S = (0.01, 0.04, 0.15, 0.8, 1.0)
-# Which looks are preceded by an interim response where no answer has begun. After 0, 1, 10 and 60
-# seconds: Go's client gives up at the sixth interim response.
-INTERIM_AT_LOOKS = frozenset({0, 4, 13, 63})
 
 
 class Socket(Protocol):
@@ -34,6 +36,62 @@ class Socket(Protocol):
     def family(self) -> int: ...
     def getsockopt(self, level: int, option: int, length: int, /) -> bytes: ...
     def setsockopt(self, level: int, option: int, value: int | bytes, /) -> None: ...
+
+
+class Watch:
+    """Looks again and again whether a client that has finished sending is still there.
+
+    Before each look something must have been sent: `probe` is told the number of looks so far,
+    sends what it will, and returns False once nobody wants to know any more.
+    """
+
+    __slots__ = ("_clock", "_looks", "_on_gone", "_probe", "_socket", "_timer")
+
+    def __init__(
+        self,
+        sock: Socket,
+        clock: Clock,
+        *,
+        probe: Callable[[int], bool],
+        on_gone: Callable[[], None],
+    ) -> None:
+        self._socket = sock
+        self._clock = clock
+        self._probe = probe
+        self._on_gone = on_gone
+        self._looks = 0
+        self._timer: Handle | None = None
+
+    def start(self) -> None:
+        """The client has finished sending."""
+        self.stop()
+        self._looks = 0
+        self._look()
+
+    def start_when_finished(self) -> None:
+        """Start once the client has finished sending, though nobody reads what it sent."""
+        self.stop()
+        self._timer = self._clock.call_later(LOOK_AFTER_S[-1], self._look_for_end)
+
+    def stop(self) -> None:
+        """Look no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _look_for_end(self) -> None:
+        if _state(self._socket) in (_TCP_CLOSE, _TCP_CLOSE_WAIT):
+            self.start()
+        else:
+            self.start_when_finished()
+
+    def _look(self) -> None:
+        if is_gone(self._socket):
+            self._on_gone()
+        elif self._probe(self._looks):
+            wait_s = LOOK_AFTER_S[min(self._looks, len(LOOK_AFTER_S) - 1)]
+            self._looks += 1
+            self._timer = self._clock.call_later(wait_s, self._look)
 
 
 def is_tcp(sock: Socket | None) -> bool:
@@ -48,11 +106,6 @@ def is_tcp(sock: Socket | None) -> bool:
 def is_gone(sock: Socket) -> bool:
     """Whether the connection was reset: nothing that is sent can arrive any more."""
     return _state(sock) == _TCP_CLOSE
-
-
-def has_finished_sending(sock: Socket) -> bool:
-    """Whether the client has sent its last byte, read or not."""
-    return _state(sock) in (_TCP_CLOSE, _TCP_CLOSE_WAIT)
 
 
 def detect_silence(sock: Socket, *, timeout_s: float) -> None:

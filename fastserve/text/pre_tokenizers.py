@@ -1,9 +1,11 @@
 """How text is cut into words before byte-level BPE, by the names that GGUF files give the ways.
 
 A GGUF file names its pre-tokenizer (`tokenizer.ggml.pre`) and leaves the rule to the reader. The
-rules are the ones that the models were trained with, in the dialect of Oniguruma. A name is here
-only if its rule was seen to cut as llama.cpp does: a model fed with other cuts still answers, but
-worse, and nobody is told.
+rules are those of the models' own tokenizers, in the dialect of Oniguruma. A name is here only if
+its rule was seen to cut as llama.cpp does: a model fed with other cuts still answers, but worse,
+and nobody is told. (One difference is known, and the models' own rule kept: in those of GPT-4o
+and Tekken a combining mark belongs to its word, for which llama.cpp's regular expressions have no
+means.)
 """
 
 from __future__ import annotations

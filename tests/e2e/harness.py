@@ -50,12 +50,12 @@ class Server:
         self.port_file = self.directory / "port"
         self._log = (self.directory / "log").open("w+")
         self._stdout = (self.directory / "stdout").open("w+")
-        command = [
+        self.command = [
             sys.executable, "-m", "fastserve", "--port", "0",
             "--port-file", str(self.port_file), "--run-directory", str(self.run_parent), *flags,
         ]  # fmt: skip
         self.process = subprocess.Popen(
-            command,
+            self.command,
             stdout=self._stdout,
             stderr=self._log,
             stdin=subprocess.DEVNULL,
@@ -145,7 +145,7 @@ class Server:
             for process in [root, *root.children(recursive=True)]:
                 with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
                     self._seen[process.pid] = process
-                    tree[" ".join(process.cmdline())] = process
+                    tree[" ".join(process.cmdline()).strip()] = process
         return tree
 
     def find(self, title: str) -> psutil.Process:

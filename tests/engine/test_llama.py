@@ -136,15 +136,19 @@ def test_the_second_provider_answers_the_same() -> None:
         importlib.metadata.distribution(libllama.PROVIDERS[1].distribution)
     except importlib.metadata.PackageNotFoundError:
         pytest.skip("llama-cpp-python is not installed")
-    # In a process of its own, since two copies of the library in one are asking for trouble.
-    ran = subprocess.run(
-        [sys.executable, "-c", SECOND_PROVIDER, MODEL, TEXT],
+    # Two copies of the library in one process are asking for trouble.
+    ran = run_alone(SECOND_PROVIDER, MODEL, TEXT)
+    assert (ran.stdout, ran.returncode) == (" Paris\n", 0), ran.stderr[-2000:]
+
+
+def run_alone(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", script, *arguments],
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
-    assert (ran.stdout, ran.returncode) == (" Paris\n", 0), ran.stderr[-2000:]
 
 
 # --- metadata
@@ -206,19 +210,16 @@ def test_metadata_of_every_kind_reads_as_it_was_written(tmp_path: Path) -> None:
     }
 
 
-def test_a_file_cut_anywhere_is_refused_or_whole(tmp_path: Path) -> None:
+def test_a_file_cut_anywhere_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "whole.gguf"
-    expected = write_gguf(path)
+    write_gguf(path)
     whole = path.read_bytes()
     for length in range(len(whole)):
         path.write_bytes(whole[:length])
-        try:
-            # The end is padding, which nothing needs.
-            assert llama.read_gguf_metadata(str(path)) == expected
-        except StartError as error:
-            assert str(path) in str(error)
-        else:
-            assert length > len(whole) - gguf.GGUF_DEFAULT_ALIGNMENT
+        if length > len(whole) - gguf.GGUF_DEFAULT_ALIGNMENT:
+            continue  # The end is padding, which nothing needs.
+        with pytest.raises(StartError, match=r"whole\.gguf"):
+            llama.read_gguf_metadata(str(path))
 
 
 @pytest.mark.parametrize(
@@ -385,15 +386,25 @@ def test_an_interrupted_decode_returns_at_once_and_the_next_runs(
     next_logits(context, (model.tokenize(TEXT), 0, 0))
 
 
-def test_a_context_that_memory_does_not_hold_is_refused(model: llama.Model) -> None:
-    with pytest.raises(StartError, match="no context of 256 sequences"):
-        llama.Context(
-            model,
-            num_sequences=256,
-            sequence_tokens_max=8_000_000,
-            batch_rows_max=64,
-            threads=THREADS,
-        )
+LITTLE_MEMORY = """
+import resource, sys
+from fastserve.engine import llama
+from fastserve.errors import StartError
+resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))
+model = llama.Model(sys.argv[1])
+try:
+    llama.Context(
+        model, num_sequences=32, sequence_tokens_max=8192, batch_rows_max=32, threads=1
+    )
+except StartError as error:
+    print(error)
+"""
+
+
+def test_a_context_that_memory_does_not_hold_is_refused() -> None:
+    ran = run_alone(LITTLE_MEMORY, MODEL)
+    assert ran.stdout.startswith("no context of 32 sequences of 8192 tokens: "), ran.stderr[-2000:]
+    assert "failed to allocate" in ran.stdout
 
 
 def test_closing_twice_does_no_harm() -> None:

@@ -23,7 +23,13 @@ from fastserve.engine.model_files import describe_gguf, resolve_model
 from fastserve.engine.offload import Offload
 from fastserve.engine.sampler import Sampler, token_logprob
 from fastserve.engine.schedule import Request, Schedule, slot_of
-from fastserve.errors import ConfigError, ContextLengthExceeded, GenerationFailed, InvalidRequest
+from fastserve.errors import (
+    ConfigError,
+    ContextLengthExceeded,
+    GenerationFailed,
+    InvalidRequest,
+    StartError,
+)
 from fastserve.generation import Finish, FinishReason
 from fastserve.log import get_logger
 
@@ -104,6 +110,8 @@ class LlamaCppEngine:
     def describe(self) -> ModelCard:
         """See Engine. Reads the file's metadata and not its weights."""
         self._path = resolve_model(self._model_setting)
+        if self._path.is_dir():
+            raise StartError(f"{self._path} has no GGUF file, which the llamacpp engine needs")
         card = describe_gguf(
             self._path,
             name=self._name,

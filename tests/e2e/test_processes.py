@@ -1,0 +1,269 @@
+"""The process tree: who is who, how it ends, and that nothing is ever left."""
+
+from __future__ import annotations
+
+import http.client
+import signal
+import subprocess
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import openai
+import psutil
+import pytest
+
+from tests.e2e.harness import DEADLINE_S, Server, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SIM = ("--engine", "sim", "--sim-step-ms", "5", "--lane-heartbeat-interval-s", "0.05")
+ENDLESS = 100_000
+
+
+class Stream:
+    """A streamed completion that is read in a thread; `outcome` says how it ended."""
+
+    def __init__(self, server: Server, *, max_tokens: int = ENDLESS) -> None:
+        self._client = server.client()
+        self.started = threading.Event()
+        self.num_chunks = 0
+        self.outcome: str | Exception = "unfinished"
+        self._max_tokens = max_tokens
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        try:
+            model = self._client.models.list().data[0].id
+            answer: Any = self._client.completions.create(
+                model=model, prompt="go on", max_tokens=self._max_tokens, stream=True
+            )
+            for chunk in answer:
+                self.num_chunks += 1
+                self.started.set()
+                if chunk.choices and chunk.choices[0].finish_reason:
+                    self.outcome = chunk.choices[0].finish_reason
+        except Exception as error:
+            self.outcome = error
+        finally:
+            self.started.set()
+
+    def wait_started(self) -> None:
+        assert self.started.wait(DEADLINE_S)
+
+    def wait(self, *, deadline_s: float = DEADLINE_S) -> str | Exception:
+        self._thread.join(deadline_s)
+        assert not self._thread.is_alive(), "the client still waits"
+        return self.outcome
+
+
+def started(server: Server, number: int) -> list[Stream]:
+    streams = [Stream(server, max_tokens=2000) for _ in range(number)]
+    for stream in streams:
+        stream.wait_started()
+    return streams
+
+
+def error_of(outcome: str | Exception) -> str | None:
+    """The type of the error object that the client was given."""
+    assert isinstance(outcome, openai.APIError), repr(outcome)
+    return outcome.type
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with Server(*SIM, "--frontends", "3", "--engine-max-seq-len", "8192") as server:
+        yield server
+
+
+def test_every_process_has_its_name(server: Server) -> None:
+    titles = server.remember_processes()
+    for title in ("supervisor", "engine", "acceptor 0", "acceptor 1", "acceptor 2"):
+        assert f"fastserve: {title}" in titles
+
+
+def test_secrets_are_not_to_be_seen(server: Server) -> None:
+    """The key is in no argv, no environment and no file; the run directory is ours alone."""
+    [run_directory] = server.run_parent.iterdir()
+    assert run_directory.stat().st_mode & 0o777 == 0o700
+    assert not [path for path in run_directory.iterdir() if path.is_file() and path.stat().st_size]
+    for process in server.remember_processes().values():
+        assert not [name for name in process.environ() if "KEY" in name and "fastserve" in name]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_lets_requests_finish_and_exits_0(number: int) -> None:
+    with Server(*SIM, "--frontends", "2") as server:
+        stream = Stream(server, max_tokens=200)
+        stream.wait_started()
+        server.process.send_signal(number)
+        assert stream.wait() == "length"
+        assert stream.num_chunks >= 200
+        assert server.wait_exit() == 0
+
+
+def test_idle_connections_do_not_hold_a_stop(server: Server) -> None:
+    idle = [http.client.HTTPConnection("127.0.0.1", server.port) for _ in range(20)]
+    for connection in idle:
+        connection.request("GET", "/health")
+        connection.getresponse().read()
+    began_s = time.monotonic()
+    server.process.send_signal(signal.SIGTERM)
+    assert server.wait_exit() == 0
+    assert time.monotonic() - began_s < 10
+    for connection in idle:
+        connection.close()
+
+
+def test_what_does_not_finish_in_time_hears_an_error() -> None:
+    with Server(*SIM, "--drain-timeout-s", "0.5", "--engine-max-seq-len", "8192") as server:
+        stream = Stream(server, max_tokens=8000)
+        stream.wait_started()
+        server.process.send_signal(signal.SIGTERM)
+        assert error_of(stream.wait()) == "shutting_down"
+        assert server.wait_exit() == 0
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_second_signal_ends_at_once(server: Server, number: int, code: int) -> None:
+    [stream] = started(server, 1)
+    server.process.send_signal(number)
+    wait_until(lambda: "stopping" in server.log)
+    server.process.send_signal(number)
+    assert server.wait_exit(deadline_s=20) == code
+    stream.wait()
+
+
+def test_a_dead_acceptor_is_replaced_and_others_do_not_notice(server: Server) -> None:
+    streams = started(server, 6)
+    victim = server.find("acceptor 1")
+    victim.kill()
+    successor = wait_until(
+        lambda: (new := server.remember_processes().get("fastserve: acceptor 1"))
+        and new.pid != victim.pid
+        and new
+    )
+    assert successor.is_running()
+    outcomes = [stream.wait() for stream in streams]
+    survived = [outcome for outcome in outcomes if outcome == "length"]
+    assert len(survived) == 4, outcomes  # six streams over three acceptors, two of them gone
+    # The engine dropped what the dead one had, and the successor serves.
+    wait_until(lambda: server.num_in_engine() == 0)
+    assert all(Stream(server, max_tokens=5).wait() == "length" for _ in range(6))
+    assert "respawning" in server.log
+
+
+def test_a_crash_loop_ends_the_server_with_the_reason() -> None:
+    with Server(*SIM, "--frontends", "2", "--respawn-restarts-max", "1") as server:
+        for _ in range(2):
+            victim = server.find("acceptor 0")
+            victim.kill()
+            wait_until(lambda: not victim.is_running() or victim.status() == "zombie")
+            wait_until(
+                lambda: server.process.poll() is not None
+                or server.remember_processes().get("fastserve: acceptor 0", victim) != victim
+            )
+        assert server.wait_exit() == 3
+        assert "crash loop" in server.log
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
+def test_a_dead_engine_is_told_to_every_client(server: Server, number: int) -> None:
+    streams = started(server, 9)
+    began_s = time.monotonic()
+    server.find("engine").send_signal(number)
+    outcomes = [error_of(stream.wait(deadline_s=20)) for stream in streams]
+    assert outcomes == ["engine_dead"] * 9
+    assert server.wait_exit() == 70
+    assert time.monotonic() - began_s < 20
+    assert "engine died" in server.log
+
+
+def test_a_stopped_engine_does_not_hold_a_stop() -> None:
+    flags = ("--terminate-timeout-s", "0.5", "--drain-timeout-s", "0.5")
+    with Server(*SIM, *flags) as server:
+        server.find("engine").suspend()
+        server.process.send_signal(signal.SIGTERM)
+        assert server.wait_exit(deadline_s=20) == 0
+
+
+def test_nothing_outlives_a_killed_supervisor(server: Server) -> None:
+    [stream] = started(server, 1)
+    processes = [
+        process
+        for title, process in server.remember_processes().items()
+        if title.startswith("fastserve:")
+    ]
+    port = server.port
+    server.process.kill()
+    server.process.wait()
+
+    def gone() -> bool:
+        return not any(
+            process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+            for process in processes
+        )
+
+    wait_until(gone, deadline_s=10)
+    stream.wait()
+    # The run directory is the one thing a killed process cannot remove: the next start does.
+    [leftover] = server.run_parent.iterdir()
+    server.port_file.unlink()
+    with Server(*SIM, "--run-directory", str(server.run_parent), "--port", str(port)):
+        assert not leftover.exists()
+
+
+def test_acceptors_are_replaced_on_sighup_without_losing_a_request(server: Server) -> None:
+    before = {server.find(f"acceptor {lane}").pid for lane in range(3)}
+    streams = started(server, 3)
+    server.process.send_signal(signal.SIGHUP)
+
+    def replaced() -> bool:
+        tree = server.remember_processes()
+        now = {tree[f"fastserve: acceptor {lane}"].pid for lane in range(3)
+               if f"fastserve: acceptor {lane}" in tree}  # fmt: skip
+        assert server.get("/health")[0] == 200
+        return len(now) == 3 and not now & before
+
+    wait_until(replaced)
+    assert [stream.wait() for stream in streams] == ["length"] * 3
+
+
+def test_a_server_as_pid_1_obeys_sigterm_and_reaps_orphans(server: Server) -> None:
+    unshare = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
+    probe = subprocess.run([*unshare, "true"], capture_output=True, timeout=30, check=False)
+    if probe.returncode:
+        pytest.skip("this machine does not let us make a pid namespace")
+    port_file = server.directory / "port-1"
+    stdout = (server.directory / "stdout-1").open("w+")
+    process = subprocess.Popen(
+        [*unshare, "--", *server.command[:3], *SIM, "--port", "0", "--port-file", str(port_file)],
+        stdout=stdout,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        wait_until(lambda: "ready" in (server.directory / "stdout-1").read_text())
+        [supervisor] = psutil.Process(process.pid).children()
+        assert supervisor.cmdline()[0].startswith("fastserve: supervisor")
+        supervisor.send_signal(signal.SIGTERM)
+        assert process.wait(DEADLINE_S) == 0
+    finally:
+        stdout.close()
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+
+def test_a_signal_during_the_start_ends_it() -> None:
+    server = Server(*SIM, "--frontends", "4")
+    try:
+        wait_until(lambda: server.port_file.exists())
+        server.process.send_signal(signal.SIGTERM)
+        assert server.wait_exit() == 0
+        server.assert_nothing_left()
+        assert "Traceback" not in server.log
+    finally:
+        server.kill_everything()
+
