@@ -7,7 +7,9 @@ children run. It ends by os._exit: no atexit hook, no thread and no library may 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import gc
 import importlib
 import os
 import signal
@@ -62,6 +64,18 @@ def enter(identity: Identity, control: socket.socket, arguments: object) -> None
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def keep_memory() -> None:
+    """Call once everything that stays has been made, before the first request.
+
+    The collector never looks at it again, and what making it has left free goes back to the system
+    (26 of an acceptor's 85 MB).
+    """
+    gc.collect()
+    gc.freeze()
+    with contextlib.suppress(AttributeError):  # glibc's; musl has no such thing
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _settle(identity: Identity) -> None:

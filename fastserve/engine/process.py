@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fastserve.engine.core import EngineCore
 from fastserve.engine.registry import make_engine
 from fastserve.lane.server import LaneServer
+from fastserve.process import keep_memory
 
 if TYPE_CHECKING:
     from fastserve.control import ControlSocket
@@ -33,8 +33,7 @@ def main(control: ControlSocket, arguments: EngineArguments) -> None:
     )
     try:
         core.start()
-        gc.collect()
-        gc.freeze()
+        keep_memory()
         core.run()
     finally:
         engine.close()

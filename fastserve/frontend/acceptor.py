@@ -7,7 +7,6 @@ supervisor, and leaves when its last exchange has ended or the time is up.
 from __future__ import annotations
 
 import asyncio
-import gc
 import signal
 import time
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, assert_never
 import uvloop
 
 from fastserve.control import Drain, EngineGone, Ready
-from fastserve.errors import EngineDead, ShuttingDown
+from fastserve.errors import EngineDead, ShuttingDown, StartError
 from fastserve.frontend.accepting import Accepting
 from fastserve.frontend.exchanges import Frontend
 from fastserve.frontend.liveness import Liveness
@@ -27,11 +26,13 @@ from fastserve.lane.client import LaneClient
 from fastserve.lane.ids import request_ids
 from fastserve.lane.messages import Attached, Heartbeat, Outputs
 from fastserve.log import get_logger
+from fastserve.process import keep_memory
 
 if TYPE_CHECKING:
     from fastserve.config import HTTPConfig
     from fastserve.control import ControlSocket
     from fastserve.frontend.arguments import AcceptorArguments
+    from fastserve.generation import ModelCard
     from fastserve.lane.messages import ToAcceptor
     from fastserve.metrics.board import Slot
 
@@ -63,6 +64,7 @@ class Acceptor:
         self._stop = asyncio.Event()
         self._drain_timeout_s: float | None = None
         self._ready = False
+        self._failure: StartError | None = None
         slot = arguments.board.slot(arguments.lane)
         self._connections = _Counted(slot)
         self._lane = LaneClient(
@@ -92,7 +94,7 @@ class Acceptor:
         )
 
     async def run(self) -> None:
-        """Serve until told to drain, or to stop, or the supervisor is gone."""
+        """Serve until told to drain, or to stop, or the supervisor is gone. Raises StartError."""
         self._loop.add_signal_handler(signal.SIGTERM, self._stop.set)
         self._loop.add_reader(self._control.fileno(), self._on_control)
         self._loop.add_reader(self._lane.fd, self._on_lane)
@@ -105,6 +107,8 @@ class Acceptor:
             await self._drain(self._drain_timeout_s)
         self._connections.abort_all()
         self._lane.close()
+        if self._failure is not None:
+            raise self._failure
 
     def _connection(self) -> Connection:
         return Connection(
@@ -132,21 +136,26 @@ class Acceptor:
                 self._frontend.liveness.observe(message, now_s=time.monotonic())
                 self._say_when_ready()
             case Attached(card):
-                self._frontend.model = Model(
-                    card,
-                    template_bytes_max=self._arguments.limits.text_template_bytes_max,
-                )
-                self._say_when_ready()
+                self._load(card)
             case _:
                 assert_never(message)
+
+    def _load(self, card: ModelCard) -> None:
+        try:
+            self._frontend.model = Model(
+                card, template_bytes_max=self._arguments.limits.text_template_bytes_max
+            )
+        except StartError as error:
+            self._failure = error
+            self._stop.set()
+        else:
+            self._say_when_ready()
 
     def _say_when_ready(self) -> None:
         if self._ready or self._frontend.model is None or not self._frontend.liveness.ready:
             return
         self._ready = True
-        # What start-up has made stays: never look at it again when collecting.
-        gc.collect()
-        gc.freeze()
+        keep_memory()
         self._control.send(Ready(""))
 
     # ---- the supervisor

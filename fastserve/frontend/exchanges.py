@@ -194,9 +194,13 @@ class Frontend:
             raise EngineDead(self.liveness.dead)
         if self.model is None or not self.liveness.ready:
             raise EngineStarting("the model is still loading")
-        if len(self._choices) >= self._requests_in_flight_max:
-            raise Overloaded(f"{self._requests_in_flight_max} requests are in flight")
+        self._check_room(1)
         return self.model
+
+    def _check_room(self, num_requests: int) -> None:
+        num_in_flight, most = len(self._choices), self._requests_in_flight_max
+        if num_in_flight + num_requests > most:
+            raise Overloaded(f"{num_in_flight} of at most {most} requests are in flight")
 
     def _refuse(self, exchange: Exchange, error: FastserveError) -> None:
         log.failed("request refused", error, id=exchange.request_id, status=error.status)
@@ -212,6 +216,8 @@ class Frontend:
                 f"The model '{request.model}' does not exist. This server has '{model.card.name}'.",
                 param="model",
             )
+        choices = list(prepared.choices())
+        self._check_room(len(choices))
         answer = Answer(
             exchange,
             request=request,
@@ -223,7 +229,7 @@ class Frontend:
         )
         self._answers.add(answer)
         submits = []
-        for index, (prompt, sampling) in enumerate(prepared.choices()):
+        for index, (prompt, sampling) in enumerate(choices):
             choice = self._choice(answer, prompt, index=index)
             answer.choices.append(choice)
             answer.num_open += 1
@@ -277,7 +283,9 @@ class Frontend:
                 model=answer.model.card.name,
                 index=index,
                 include_usage=request.include_usage,
-                continuous_prompt_tokens=len(prompt.token_ids) if request.continuous_usage else None,
+                continuous_prompt_tokens=len(prompt.token_ids)
+                if request.continuous_usage
+                else None,
             ),
             prompt_token_ids=shown_ids,
             echo=prompt.echo,

@@ -79,6 +79,12 @@ def prepare_completion(body: bytes, model: Model) -> Prepared:
             raise InvalidRequest("'prompt' has no token", param="prompt")
         echo = ""
         if request.echo:
-            echo = prompt if isinstance(prompt, str) else model.tokenizer.decode(token_ids)
+            echo = (
+                prompt
+                if isinstance(prompt, str)
+                else model.tokenizer.decode(
+                    token_ids, skip_special_tokens=request.skip_special_tokens
+                )
+            )
         prompts.append(Prompt(token_ids=token_ids, echo=echo))
     return Prepared(request=request, prompts=prompts, max_seq_len=model.card.max_seq_len)

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 log = get_logger("frontend")
 
 _STOP = Finish(reason=FinishReason.STOP)
+# The ends of an answer; any other is the end of its exchange.
+_ANSWERED = (FinishReason.STOP, FinishReason.LENGTH)
 
 
 class Registry(Protocol):
@@ -115,7 +117,7 @@ class Answer:
 
     def fail(self, error: FastserveError) -> None:
         """End the exchange with `error`, and every request of it that is still in flight."""
-        self._give_up()
+        self._give_up(FinishReason.ERROR)
         if self.exchange.started:
             self.exchange.end(responses.error_event(error))
         else:
@@ -137,7 +139,7 @@ class Answer:
         fields: dict[str, object] = {
             "id": self.exchange.request_id,
             "status": status,
-            "finish": ",".join(choice.finish_reason for choice in self.choices),
+            "finish": ",".join(dict.fromkeys(choice.finish_reason for choice in self.choices)),
             "prompt_tokens": self.prompt_tokens,
             "tokens": sum(choice.num_tokens for choice in self.choices),
             "total_s": round(now_s - self.received_s, 4),
@@ -149,7 +151,9 @@ class Answer:
         else:
             log.failed("request failed", error, **fields)
 
-    def _give_up(self) -> None:
+    def _give_up(self, reason: FinishReason) -> None:
+        for choice in self.choices:
+            choice.finish_reason = choice.finish_reason or reason
         in_flight = self.in_flight
         if in_flight:
             for choice in self.choices:
@@ -160,9 +164,7 @@ class Answer:
             self.registry.abort(in_flight)
 
     def _on_disconnect(self) -> None:
-        self._give_up()
-        for choice in self.choices:
-            choice.finish_reason = choice.finish_reason or FinishReason.ABORT
+        self._give_up(FinishReason.ABORT)
         # What nginx logs for a client that closed before its answer.
         self.finished(status=499)
 
@@ -238,7 +240,7 @@ class StreamedChoice:
         if not self._plain:
             self._remember(token_ids, logprobs)
         if self._text.stopped is not None:
-            self._end(text, finish or _STOP, abort=finish is None)
+            self._end(text, _STOP, abort=finish is None)
         elif finish is not None:
             self._end(text, finish, abort=False)
         elif text:
@@ -259,15 +261,16 @@ class StreamedChoice:
     def _end(self, text: str, finish: Finish, *, abort: bool) -> None:
         answer = self.answer
         self.finish_reason = finish.reason
-        if finish.reason not in (FinishReason.STOP, FinishReason.LENGTH):
+        if finish.reason not in _ANSWERED:
             answer.fail(failure_of(finish))
             return
+        if self._text.stopped is None:
+            text += self._text.finish()
+            if self._text.stopped is not None:
+                finish = _STOP  # the last characters, freed by the end, completed a stop string
+        self.finish_reason = finish.reason
+        text, self._held = self._held + text, ""
         last = answer.closing(self, abort=abort)
-        stopped = self._text.stopped
-        text = self._held + text + ("" if stopped is not None else self._text.finish())
-        if self._text.stopped is not None and stopped is None:
-            finish = _STOP  # the last characters, freed by the end, completed a stop string
-        self._held = ""
         events = self._event(text) if text or self._held_ids or self._held_logprobs else b""
         events += self._chunks.finish(
             finish.reason,
@@ -357,8 +360,10 @@ class WholeChoice:
             self._ids += token_ids
         if logprobs is not None:
             self._logprobs += told(token_ids, logprobs, model=answer.model)
-        if self._text.stopped is not None or finish is not None:
-            self._end(finish or _STOP, abort=finish is None)
+        if self._text.stopped is not None:
+            self._end(_STOP, abort=finish is None)
+        elif finish is not None:
+            self._end(finish, abort=False)
 
     def rendered(self) -> responses.Choice:
         request = self.answer.request
@@ -374,12 +379,15 @@ class WholeChoice:
     def _end(self, finish: Finish, *, abort: bool) -> None:
         answer = self.answer
         self.finish_reason = finish.reason
-        if finish.reason not in (FinishReason.STOP, FinishReason.LENGTH):
+        if finish.reason not in _ANSWERED:
             answer.fail(failure_of(finish))
             return
         if self._text.stopped is None:
             self._parts.append(self._text.finish())
-        self._finish = _STOP if self._text.stopped is not None else finish
+            if self._text.stopped is not None:
+                finish = _STOP  # as in a stream
+        self._finish = finish
+        self.finish_reason = finish.reason
         if answer.closing(self, abort=abort):
             respond_whole(answer)
 
@@ -387,8 +395,6 @@ class WholeChoice:
 def respond_empty(answer: Answer) -> None:
     """Answer an exchange that asks for no token: the echo of its prompts is all there is."""
     nothing = Finish(reason=FinishReason.LENGTH)
-    if answer.request.stream:
-        start_stream(answer, failing=None)
     for choice in list(answer.choices):
         choice.push([], nothing, None)
 
@@ -413,7 +419,7 @@ def start_stream(answer: Answer, *, failing: Finish | None) -> None:
 
     So a request that fails before its first token still gets an honest status.
     """
-    if failing is not None and failing.reason is FinishReason.ERROR:
+    if failing is not None and failing.reason not in _ANSWERED:
         return
     if not answer.exchange.started:
         answer.exchange.start_stream()

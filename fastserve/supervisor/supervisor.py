@@ -101,7 +101,8 @@ class Supervisor:
             try:
                 self._spawn_all()
                 outcome = self._serve()
-                log.info("stopping", reason=outcome.reason)
+                tell = log.error if outcome.exit_code else log.info
+                tell("stopping", reason=outcome.reason)
                 self._drain(outcome)
             finally:
                 self._stop()
@@ -248,7 +249,9 @@ class Supervisor:
                 return
             if self._to_replace[:1] == [child]:
                 del self._to_replace[0]
-            if expected:
+            if child.failure:
+                self._end(EXIT_CONFIG, child.failure)  # trying again cannot help
+            elif expected:
                 child.exited_s.pop()  # as asked, so no crash
                 self._spawn(child)
             else:

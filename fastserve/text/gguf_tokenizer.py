@@ -152,7 +152,7 @@ def _pre_tokenizer_json(
     byte_level = _byte_level_json() | {"use_regex": False}
     # A byte that has no token vanishes, but its neighbours must not merge across the gap.
     tokenless = "".join(
-        character
+        rf"\x{{{ord(character):x}}}"
         for byte, character in BYTE_TO_CHARACTER.items()
         if byte not in _BYTES_NOT_IN_UTF8 and character not in vocabulary
     )

@@ -167,7 +167,7 @@ def _bytes_by_decoder(tokenizer: tokenizers.Tokenizer) -> Callable[[str], bytes]
     of_spaces = [step for step in steps if step["type"] in ("Metaspace", "Replace")]
     others = kinds - {"Metaspace", "Replace", "ByteFallback", "Fuse", "Strip"}
     if of_spaces and not others and all(map(_writes_spaces, of_spaces)):
-        return _sentencepiece
+        return _sentencepiece_with_bytes if "ByteFallback" in kinds else _sentencepiece
     raise StartError(f"its decoder is not supported: {sorted(kinds) or 'none'}")
 
 
@@ -183,8 +183,12 @@ def _byte_level(token: str) -> bytes:
 
 
 def _sentencepiece(token: str) -> bytes:
+    return token.replace(_SPACE, " ").encode()
+
+
+def _sentencepiece_with_bytes(token: str) -> bytes:
     byte = _BYTE_TOKEN.fullmatch(token)
-    return bytes.fromhex(byte[1]) if byte else token.replace(_SPACE, " ").encode()
+    return bytes.fromhex(byte[1]) if byte else _sentencepiece(token)
 
 
 def _state(part: Any) -> dict[str, Any]:  # noqa: ANN401 (a component of the library has no type)

@@ -7,8 +7,10 @@ import socket
 import time
 from pathlib import Path
 
+import gguf
 import pytest
 
+from fastserve.engine.model_files import resolve_model
 from tests.e2e.harness import Server, failing, wait_until
 
 SIM = ("--engine", "sim")
@@ -107,3 +109,37 @@ def test_the_port_answers_while_the_model_loads() -> None:
             pass
     finally:
         server.kill_everything()
+
+
+def test_a_model_whose_chat_template_is_faulty_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "faulty.gguf"
+    rewrite_template(path, "{% for message in messages %}{{ message.content")
+    with failing(*SIM, "--model", str(path)) as server:
+        assert server.wait_exit() == 2
+        assert "chat template is faulty" in server.log
+        assert "Traceback" not in server.log
+
+
+def test_progress_is_shown_on_a_terminal() -> None:
+    with Server(*SIM, "--progress", "on") as server:
+        assert "loading the model" in server.log
+        # The line is taken away again once the server is ready.
+        assert server.log.rstrip().endswith("\x1b[K")
+    with Server(*SIM) as server:
+        assert "loading the model" not in server.log
+
+
+def rewrite_template(path: Path, template: str) -> None:
+    """Write the embedded model's vocabulary, without its weights, under another template."""
+    source = gguf.GGUFReader(str(resolve_model(None)))
+    writer = gguf.GGUFWriter(str(path), "llama")
+    for key, field in source.fields.items():
+        if key.startswith("GGUF.") or key == "general.architecture":
+            continue
+        kind = field.types[0]
+        value = template if key == "tokenizer.chat_template" else field.contents()
+        sub_type = field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
+        writer.add_key_value(key, value, kind, sub_type=sub_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()

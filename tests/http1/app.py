@@ -1,7 +1,8 @@
 """A small application on the HTTP layer alone, to be driven by conformance suites.
 
 `python tests/http1/app.py PORT` serves GET /health and POST /v1/completions (JSON, or events with
-"stream": true) on uvloop until SIGTERM, then drains. Its model says one word again and again.
+"stream": true) on uvloop until SIGTERM, then drains. It prints the port, which 0 leaves to the
+system. Its model says one word again and again.
 """
 
 from __future__ import annotations
@@ -132,6 +133,7 @@ async def main(port: int) -> None:
     limits = Limits(keep_alive_timeout_s=20.0)
     factory = partial(Connection, App(), limits=limits, connections=connections)
     server = await loop.create_server(factory, "127.0.0.1", port, backlog=2048)
+    print(server.sockets[0].getsockname()[1], flush=True)
     stop = asyncio.Event()
     loop.add_signal_handler(signal.SIGTERM, stop.set)
     await stop.wait()

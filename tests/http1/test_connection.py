@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import socket
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, cast
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 GET = b"GET /now HTTP/1.1\r\nHost: a\r\n\r\n"
 LATER = b"GET /later HTTP/1.1\r\nHost: a\r\n\r\n"
 LATER_10 = b"GET /later HTTP/1.0\r\n\r\n"
+# linux/tcp_states.h
+ESTABLISHED, CLOSE, CLOSE_WAIT = 1, 7, 8
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -75,6 +78,22 @@ class Loop:
         self.now_s = end_s
 
 
+class Socket:
+    """A TCP socket whose state the test sets, as the kernel would."""
+
+    family = socket.AF_INET
+
+    def __init__(self) -> None:
+        self.state = ESTABLISHED
+
+    def getsockopt(self, level: int, option: int, length: int, /) -> bytes:
+        assert (level, option) == (socket.IPPROTO_TCP, socket.TCP_INFO)
+        return bytes([self.state])
+
+    def setsockopt(self, level: int, option: int, value: int | bytes, /) -> None:
+        pass
+
+
 class Transport(asyncio.Transport):
     """Keeps what is written; the client takes it at once, or after `stop_reading` when told to."""
 
@@ -88,11 +107,15 @@ class Transport(asyncio.Transport):
         self.reading = True
         self.eof_written = False
         self.ending: str = ""
+        self.socket: Socket | None = None
         self.lost = False
 
     @property
     def sent(self) -> bytes:
         return b"".join(self.writes)
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self.socket if name == "socket" else default
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         assert not self.eof_written, "written to after the end"
@@ -180,7 +203,9 @@ class App:
 class Wire:
     """A connection and everything around it."""
 
-    def __init__(self, *, connections: Connections | None = None, **limits: Any) -> None:
+    def __init__(
+        self, *, connections: Connections | None = None, tcp: bool = False, **limits: Any
+    ) -> None:
         self.app = App()
         self.loop = Loop()
         self.transport = Transport()
@@ -192,6 +217,8 @@ class Wire:
             loop=cast("asyncio.AbstractEventLoop", self.loop),
         )
         self.transport.protocol = self.connection
+        if tcp:
+            self.transport.socket = Socket()
         self.connection.connection_made(self.transport)
 
     def send(self, *pieces: bytes) -> Wire:
@@ -728,6 +755,79 @@ def test_a_callback_that_fails_harms_nobody(caplog: pytest.LogCaptureFixture) ->
     wire.lose()
     assert "a bug" in caplog.text
     assert len(wire.connections) == 0
+
+
+# Clients that have finished sending, and may have gone.
+
+
+def half_closed(request: bytes) -> tuple[Wire, Socket]:
+    wire = Wire(tcp=True).send(request)
+    sock = wire.transport.socket
+    assert sock is not None
+    sock.state = CLOSE_WAIT
+    assert wire.connection.eof_received()
+    return wire, sock
+
+
+def test_one_that_has_gone_is_missed_at_the_first_look() -> None:
+    wire, sock = half_closed(LATER)
+    assert wire.sent == CONTINUE
+    sock.state = CLOSE  # the answer to what was sent
+    wire.loop.advance(0.011)
+    assert wire.app.disconnects == 1
+    assert wire.transport.ending == "abort"
+
+
+def test_one_that_waits_is_sent_few_interim_responses() -> None:
+    wire, _ = half_closed(LATER)
+    times_s: list[int] = []
+    for second in range(600):
+        wire.loop.advance(1)
+        if wire.sent == CONTINUE * (len(times_s) + 2):
+            times_s.append(second)
+    assert len(times_s) == 3
+    assert times_s[-1] < 61
+    wire.exchange.respond(Response(200, body=b"answer"))
+    assert wire.sent.endswith(b"answer")
+    assert wire.transport.ending == "close"
+
+
+def test_in_a_stream_it_is_sent_a_comment_a_second() -> None:
+    wire = Wire(tcp=True).send(LATER)
+    wire.exchange.start_stream()
+    wire.connection.eof_received()
+    wire.loop.advance(10.5)
+    assert 10 <= wire.sent.count(b"8\r\n: ping\n\n\r\n") <= 12
+    assert CONTINUE not in wire.sent
+
+
+def test_in_http10_it_has_gone() -> None:
+    wire, _ = half_closed(LATER_10)
+    assert wire.sent == b""
+    assert wire.app.disconnects == 1
+
+
+def test_nobody_looks_when_the_answer_is_out() -> None:
+    wire, _ = half_closed(LATER + LATER)
+    wire.exchange.respond(Response(200))
+    assert len(wire.app.exchanges) == 2
+    wire.exchange.respond(Response(200))
+    wire.lose()
+    assert all(timer.cancelled for timer in wire.loop.timers)
+
+
+def test_one_that_is_not_read_is_looked_at_all_the_same() -> None:
+    wire = Wire(tcp=True, read_buffer_bytes_max=10).send(LATER, GET)
+    assert not wire.transport.reading
+    assert wire.transport.socket is not None
+    wire.loop.advance(5)
+    assert wire.sent == b""
+    wire.transport.socket.state = CLOSE_WAIT
+    wire.loop.advance(1)
+    assert wire.sent == CONTINUE
+    wire.transport.socket.state = CLOSE
+    wire.loop.advance(0.1)
+    assert wire.app.disconnects == 1
 
 
 # Draining.

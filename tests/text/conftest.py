@@ -43,8 +43,8 @@ Falsches Üben von Xylophonmusik quält jeden größeren Zwerg ẞ
 דג סקרן שט בים מאוכזב ולפתע מצא לו חברה
 ऋषियों को सताने वाले दुष्ट राक्षसों के राजा रावण
 เป็นมนุษย์สุดประเสริฐเลิศคุณค่า
-\U0001f525\U0001f469\u200d\U0001f4bb\U0001f44d\U0001f3fd \U0001f1eb\U0001f1f7\U0001f1ef\U0001f1f5 ❤️ 1️⃣ a\U0001f600b
-\x01\x04\x06\x1b[0m\x7f \u200b\u200d\ufeff\u00a0nbsp\u3000wide\u2028\u0085.
+\U0001f525\U0001f469\u200d\U0001f4bb\U0001f44d\U0001f3fd \U0001f1eb\U0001f1f7\U0001f1ef\U0001f1f5 ❤️
+1️⃣ a\U0001f600b \x01\x04\x06\x1b[0m\x7f \u200b\u200d\ufeff\u00a0nbsp\u3000wide\u2028\u0085.
 !!!??? ----- ===== ***__~~`` "'«»„“” (a)[b]{c}<d> @user #tag $5 €20 50%
 camelCase PascalCase snake_case SCREAMING_CASE kebab-case ЖЁЛТЫЙдом éCOLEécole
 \t\t\n \n  \n   x \r \r\n y
@@ -60,7 +60,7 @@ class LlamaVocabulary:
         params = self._llama.llama_model_default_params()
         params.vocab_only = True
         self._model = self._llama.llama_model_load_from_file(str(path).encode(), params)
-        assert self._model, libllama.library().log.last_error()
+        assert self._model, f"llama.cpp does not load {path}"
         self._vocab = self._llama.llama_model_get_vocab(self._model)
 
     def tokenize(self, text: str, *, parse_special: bool) -> list[int]:
@@ -141,7 +141,9 @@ def texts() -> list[str]:
     mixed = ["".join(mixer.choices(snippets, k=mixer.randint(2, 12))) for _ in range(500)]
     letters = "".join(lines)
     shuffled = ["".join(mixer.choices(letters, k=mixer.randint(1, 60))) for _ in range(300)]
-    blanks = ["".join(mixer.choices(" \t\n\r\u00a0a1.", k=mixer.randint(1, 30))) for _ in range(200)]
+    blanks = [
+        "".join(mixer.choices(" \t\n\r\u00a0a1.", k=mixer.randint(1, 30))) for _ in range(200)
+    ]
     code = [
         path.read_text(encoding="utf-8", errors="ignore")[:2000]
         for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("[a-d]*.py"))[:30]
@@ -150,6 +152,6 @@ def texts() -> list[str]:
 
 
 @pytest.fixture
-def chat_template(metadata: dict[str, object]) -> Any:  # noqa: ANN401
+def chat_template(metadata: dict[str, object]) -> Any:
     """The default model's."""
     return metadata["tokenizer.chat_template"]
