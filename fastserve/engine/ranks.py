@@ -118,6 +118,4 @@ def _rank(pid: int) -> tuple[bytes, ...]:
     except OSError:
         return ()
     variables = environment.split(b"\0")
-    return tuple(
-        sorted(one for one in variables if one.partition(b"=")[0] in _VARIABLES)
-    )
+    return tuple(sorted(one for one in variables if one.partition(b"=")[0] in _VARIABLES))

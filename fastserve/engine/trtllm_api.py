@@ -104,10 +104,10 @@ class TrtLlmOptions:
     """What trtllm-serve has flags for, with its names and defaults.
 
     `max_batch_size` None: the server's max_num_seqs, or 2048. `max_num_tokens`: tokens in one
-    step, and the longest prompt unless `enable_chunked_prefill`. `kv_cache_free_gpu_memory_fraction`
-    is a share from 0 to 1 of what the weights leave free. `enable_iter_perf_stats`: know the KV
-    cache's usage, at some cost for each step. `extra_options_path`: a YAML file of arguments of
-    tensorrt_llm.LLM, which win over these.
+    step, and the longest prompt unless `enable_chunked_prefill`. The memory fraction, from 0 to 1,
+    is of what the weights leave free. `enable_iter_perf_stats`: know the KV cache's usage, at some
+    cost for each step. `extra_options_path`: a YAML file of arguments of tensorrt_llm.LLM, which
+    win over these.
     """
 
     tensor_parallel_size: int = 1
@@ -152,6 +152,7 @@ def import_library() -> Library:
         package: Any = importlib.import_module("tensorrt_llm")
         executor: Any = importlib.import_module("tensorrt_llm.executor")
         utils: Any = importlib.import_module("tensorrt_llm.executor.utils")
+        version: Any = importlib.import_module("tensorrt_llm.version")
     except ModuleNotFoundError as error:
         if error.name != "tensorrt_llm":
             raise StartError(f"TensorRT-LLM lacks a module of its own: {error}") from error
@@ -174,7 +175,7 @@ def import_library() -> Library:
         sampling_fields=frozenset(inspect.signature(package.SamplingParams).parameters),
         request_error=utils.RequestError,
         fatal=(RuntimeError, *found),
-        version=str(getattr(package, "__version__", "")),
+        version=str(version.__version__),
     )
     _check(library, inspect.signature(package.LLM.generate_async).parameters)
     return library
@@ -303,7 +304,9 @@ class SamplingTranslator:
                 **optional,
             )
         except (ValueError, TypeError) as error:
-            raise InvalidRequest(f"TensorRT-LLM refuses the sampling parameters: {error}") from error
+            raise InvalidRequest(
+                f"TensorRT-LLM refuses the sampling parameters: {error}"
+            ) from error
 
     def _stop_token_ids(self, params: SamplingParams) -> list[int]:
         """The library has one end id; the model's others are stop ids like the request's."""

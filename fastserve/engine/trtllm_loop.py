@@ -13,6 +13,7 @@ Knows nothing of lanes, of steps or of what a delta is for.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import threading
 from collections import deque
@@ -72,10 +73,8 @@ class GenerationLoop:
 
     def take(self) -> list[Delta]:
         """Return the deltas since the last call, and make `fd` unreadable."""
-        try:
+        with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self.fd)
-        except BlockingIOError:
-            pass
         taken: list[Delta] = []
         while self._deltas:
             taken.append(self._deltas.popleft())
@@ -97,11 +96,9 @@ class GenerationLoop:
         self._commands.append(command)
         if not self._posted:
             self._posted = True
-            try:
+            # A closed loop refuses: the thread has ended, and `error` says why.
+            with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._obey)
-            except RuntimeError:
-                # The loop is closed: the thread has ended, and `error` says why.
-                assert self.error is not None or not self._thread.is_alive()
 
     # --- on the thread ---
 

@@ -85,7 +85,7 @@ class Cursor:
 
     def _stop_token_id(self, stop_reason: int | str | None) -> int | None:
         # A set of ints finds no string.
-        return stop_reason if stop_reason in self._stop_token_ids else None  # type: ignore[return-value]
+        return stop_reason if stop_reason in self._stop_token_ids else None
 
     def fail(self, error: str, *, invalid: bool = False) -> Delta:
         """Return the end of a request that did not end by itself."""

@@ -1,4 +1,4 @@
-"""Whether the engine is there, ready and moving, as its heartbeats tell. Pure: time is passed in."""
+"""Whether the engine is there, ready and moving, as its heartbeats tell; time is passed in."""
 
 from __future__ import annotations
 

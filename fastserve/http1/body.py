@@ -19,6 +19,7 @@ _QUOTED = rb"\"(?:[\t !#-\[\]-~\x80-\xff]|\\[\t -~\x80-\xff])*\""
 _SIZE_LINE = re.compile(
     rb"([0-9A-Fa-f]{1,16})(?:;" + _TOKEN + rb"(?:=(?:" + _TOKEN + rb"|" + _QUOTED + rb"))?)*"
 )
+_PLAIN_SIZE_LINE = re.compile(rb"([0-9A-Fa-f]{1,8})\r\n")
 _TRAILER_LINE = re.compile(rb"(" + _TOKEN + rb"):[\t -~\x80-\xff]*")
 # RFC 9110 6.5.1: a trailer may not carry what frames, routes or describes the message.
 _NOT_IN_TRAILERS = frozenset(
@@ -84,13 +85,34 @@ class ChunkedBody:
         position = 0
         try:
             while self._next is not _Next.NOTHING:
-                taken = self._take_one(buffer, position)
+                taken = self._take_whole_chunk(buffer, position) or self._take_one(buffer, position)
                 if taken == 0:
                     return None
                 position += taken
         finally:
             del buffer[:position]
         return bytes(self._body)
+
+    def _take_whole_chunk(self, buffer: bytearray, position: int) -> int:
+        """Take a chunk that is all there and has no extension: a third of the steps' cost.
+
+        0 for any other, be it good or bad: that is for the steps to tell.
+        """
+        if self._next is not _Next.SIZE:
+            return 0
+        match = _PLAIN_SIZE_LINE.match(buffer, position)
+        if match is None:
+            return 0
+        start = match.end()
+        size = int(match[1], 16)
+        end = start + size
+        fits = len(self._body) + size <= self._body_bytes_max
+        if size == 0 or not fits or buffer[end : end + 2] != b"\r\n":
+            return 0
+        self._body += buffer[start:end]
+        # At most ten bytes of framing: a plain chunk never uses up what it is allowed.
+        self._overhead_bytes_left += _FRAMING_BYTES_PER_CHUNK - (start - position)
+        return end + 2 - position
 
     def _take_one(self, buffer: bytearray, position: int) -> int:
         """Take one line, CRLF or run of data; the number of bytes taken, 0 to ask for more."""

@@ -12,47 +12,66 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, cast
 
 from fastserve.http1 import peer
-from fastserve.http1.connections import Connections
 from fastserve.http1.deadline import Deadline
 from fastserve.http1.exchange import CLOSE, Exchange, made_request_id
-from fastserve.http1.message import ProtocolError, RequestHead, Response
+from fastserve.http1.message import ProtocolError, Response
 from fastserve.http1.reader import RequestReader
-from fastserve.http1.response import CONTINUE, content_lines, render_head
+from fastserve.http1.response import CONTINUE, render_response
 from fastserve.http1.state import NEXT, State
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from fastserve.http1.application import Application
     from fastserve.http1.limits import Limits
-
-__all__ = ["Application", "Connection", "Connections"]
-
-
-class Application(Protocol):
-    """What answers."""
-
-    def check(self, head: RequestHead) -> Response | None:
-        """Refuse a request by its head alone, before its body is read; None to go on.
-
-        If a body was announced and has not come, the connection closes after the refusal.
-        """
-
-    def serve(self, exchange: Exchange) -> None:
-        """Answer a whole request, now or later, through the exchange. Must not raise or block."""
-
-    def error_body(self, status: int, message: str) -> bytes:
-        """Render, as JSON, a refusal of the layer's own: 400, 408, 413, 414, 417, 431, 5xx."""
-
-
-# After 0, 1, 10 and 60 seconds: Go's client gives up at the sixth interim response.
-_INTERIM_AT_LOOKS = frozenset({0, 4, 13, 63})
-# Within the first second one comment in a stream is enough.
-_EARLY_LOOKS = frozenset({1, 2, 3})
+    from fastserve.http1.message import RequestHead
 
 _READING = frozenset({State.NEW, State.IDLE, State.HEAD, State.BODY})
+
+
+class Connections:
+    """The live connections of one acceptor."""
+
+    def __init__(self) -> None:
+        self.draining = False
+        self._live: set[Connection] = set()
+        self._on_empty: asyncio.Event | None = None
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def add(self, connection: Connection) -> None:
+        self._live.add(connection)
+
+    def discard(self, connection: Connection) -> None:
+        self._live.discard(connection)
+        if not self._live and self._on_empty is not None:
+            self._on_empty.set()
+
+    def drain(self) -> None:
+        """Close idle connections now and the others after their answer, which says so if it can."""
+        self.draining = True
+        for connection in list(self._live):
+            connection.drain()
+
+    async def wait_closed(self, *, timeout_s: float) -> bool:
+        """Wait until the last connection has closed; False if `timeout_s` passed before that."""
+        if not self._live:
+            return True
+        self._on_empty = asyncio.Event()
+        try:
+            await asyncio.wait_for(self._on_empty.wait(), timeout_s)
+        except TimeoutError:
+            return False
+        return True
+
+    def abort_all(self) -> None:
+        """Close every connection now, whatever is still unsent."""
+        for connection in list(self._live):
+            connection.abort()
 
 
 class Connection(asyncio.Protocol):
@@ -335,15 +354,9 @@ class Connection(asyncio.Protocol):
         if self._state is State.BODY:
             self._open_exchange(b"").respond(refusal)
             return
-        head = render_head(
-            refusal.status,
-            request_id=made_request_id(),
-            content=content_lines(
-                refusal.status, content_type=refusal.content_type, length=len(refusal.body)
-            ),
-            connection=CLOSE,
+        self._transport.write(
+            render_response(refusal, request_id=made_request_id(), connection=CLOSE)
         )
-        self._transport.write(head + refusal.body)
         self._linger()
 
     def _refusal(self, status: int, message: str) -> Response:
@@ -479,10 +492,5 @@ class Connection(asyncio.Protocol):
             return False
         # Where much waits to be sent already, that will do.
         if self._writable:
-            if not exchange.started:
-                # RFC 9110 15.2: never to an HTTP/1.0 client.
-                if look in _INTERIM_AT_LOOKS and self._head.minor == 1:
-                    self._transport.write(CONTINUE)
-            elif look not in _EARLY_LOOKS:
-                exchange.probe()
+            exchange.probe_at(look)
         return True

@@ -14,7 +14,7 @@ import re
 import secrets
 from typing import TYPE_CHECKING
 
-from fastserve.http1.response import content_lines, render_head
+from fastserve.http1.response import CONTINUE, render_head, render_response
 from fastserve.http1.sse import PING
 
 if TYPE_CHECKING:
@@ -27,6 +27,11 @@ if TYPE_CHECKING:
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 _made_prefix = secrets.token_hex(6)
 _made_count = itertools.count()
+
+# After 0, 1, 10 and 60 seconds: Go's client gives up at the sixth interim response.
+_INTERIM_AT_LOOKS = frozenset({0, 4, 13, 63})
+# Within the first second one comment in a stream is enough.
+_EARLY_LOOKS = frozenset({1, 2, 3})
 
 CLOSE = b"Connection: close\r\n"
 # RFC 9112 9.3: HTTP/1.0 persists only where both sides say so.
@@ -94,18 +99,13 @@ class Exchange:
             return
         assert not self._started, "a stream is ended, not responded to"
         close = response.close or not self._connection.persists
-        body = response.body
-        head = render_head(
-            response.status,
-            request_id=self.request_id,
-            content=content_lines(
-                response.status, content_type=response.content_type, length=len(body)
-            ),
-            headers=response.headers,
-            connection=self._connection_line(close=close),
-        )
         self._send(
-            head if self.head.method == "HEAD" or response.status in (204, 304) else head + body
+            render_response(
+                response,
+                request_id=self.request_id,
+                connection=self._connection_line(close=close),
+                to_head=self.head.method == "HEAD",
+            )
         )
         self._finish(close=close)
 
@@ -169,6 +169,15 @@ class Exchange:
         self.write(PING)
 
     # The rest is for the connection.
+
+    def probe_at(self, look: int) -> None:
+        """Send what means nothing to a client that may have gone, before the `look`-th look."""
+        if self._started:
+            if look not in _EARLY_LOOKS:
+                self.probe()
+        # RFC 9110 15.2: an HTTP/1.0 client is never sent an interim response.
+        elif look in _INTERIM_AT_LOOKS and self.head.minor == 1:
+            self._send(CONTINUE)
 
     def disconnect(self) -> None:
         """The client is gone: whatever is written from now on is dropped."""

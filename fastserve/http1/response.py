@@ -1,4 +1,4 @@
-"""Heads of responses, as bytes.
+"""Responses, as bytes.
 
 Pure but for the clock that Date is read from, once a second.
 """
@@ -11,7 +11,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fastserve.http1.message import Fields
+    from fastserve.http1.message import Fields, Response
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -67,10 +67,25 @@ def render_head(
     )
 
 
-def content_lines(status: int, *, content_type: bytes, length: int) -> bytes:
-    """Describe a body of `length` bytes; 204 and 304 have none to describe (RFC 9110 8.6)."""
-    if status in (204, 304):
-        return b""
-    if length == 0:
-        return b"Content-Length: 0\r\n"
-    return b"Content-Type: %b\r\nContent-Length: %d\r\n" % (content_type, length)
+def render_response(
+    response: Response, *, request_id: str, connection: bytes = b"", to_head: bool = False
+) -> bytes:
+    """Render a whole response. An answer to HEAD (`to_head`) describes its body without having it.
+
+    Raises ValueError as render_head does.
+    """
+    status, body = response.status, response.body
+    if status in (204, 304):  # RFC 9110 8.6: there is no body to describe
+        content = body = b""
+    elif body:
+        content = b"Content-Type: %b\r\nContent-Length: %d\r\n" % (response.content_type, len(body))
+    else:
+        content = b"Content-Length: 0\r\n"
+    head = render_head(
+        status,
+        request_id=request_id,
+        content=content,
+        headers=response.headers,
+        connection=connection,
+    )
+    return head if to_head else head + body

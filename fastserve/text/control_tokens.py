@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 JSONT = TypeVar("JSONT")
 
+_SPACES = re.compile(r"\s+")
+
 # JSON parsers and UTF-8 refuse it, so it never comes from a client.
 GUARD = "\udfff"
 
@@ -43,7 +45,15 @@ class ControlToken:
 class ControlTokens:
     """Finds control tokens in rendered prompts, and breaks them in what users say."""
 
-    __slots__ = ("_beginnings", "_by_text", "_longest", "_lookalike", "_pattern", "_plain")
+    __slots__ = (
+        "_beginnings",
+        "_by_text",
+        "_first",
+        "_longest",
+        "_lookalike",
+        "_pattern",
+        "_plain",
+    )
 
     def __init__(self, tokens: Iterable[ControlToken]) -> None:
         self._by_text = {token.text: token for token in tokens if token.text}
@@ -53,6 +63,8 @@ class ControlTokens:
             token.lstrip or token.rstrip or token.single_word for token in self._by_text.values()
         )
         any_token = _longest_of(texts) if texts else r"(?!)"
+        firsts = "".join(re.escape(first) for first in {text[0] for text in texts})
+        self._first = re.compile(f"[{firsts}]" if firsts else r"(?!)")
         self._pattern = re.compile(f"(?:{any_token})(?!{GUARD})")
         self._lookalike = re.compile(f"(?={any_token})(.)", re.DOTALL)
         self._beginnings = frozenset(text[:n] for text in texts for n in range(1, len(text)))
@@ -77,16 +89,20 @@ class ControlTokens:
             parts.append(token.token_id)
             end = match.end()
             if not self._plain and token.rstrip:
-                end += len(text) - end - len(text[end:].lstrip())
+                end = _end_of_spaces(text, end)
         _append(parts, text[end:])
         return parts
 
     def guard(self, value: JSONT) -> JSONT:
         """A copy of a JSON value in which no string, alone or joined to others, reads as control.
 
-        Raises InvalidRequest for a string with a lone surrogate, which is no Unicode text.
+        Raises InvalidRequest for a string with a lone surrogate, which is no Unicode text, and for
+        a value that is nested deeper than Python recurses.
         """
-        return cast("JSONT", self._guarded(value))
+        try:
+            return cast("JSONT", self._guarded(value))
+        except RecursionError as error:
+            raise InvalidRequest("a message or a tool is nested too deeply") from error
 
     def _guarded(self, value: object) -> object:
         if isinstance(value, str):
@@ -100,6 +116,9 @@ class ControlTokens:
     def _guard_text(self, text: str) -> str:
         if GUARD in text:
             raise InvalidRequest("a message contains a lone surrogate, which is not valid Unicode")
+        # Most of what is said has none of the characters with which control tokens begin.
+        if self._first.search(text) is None:
+            return text
         guarded = self._lookalike.sub(rf"\1{GUARD}", text)
         # What ends as a control token begins may be completed by what the template puts next. The
         # template may also strip it first.
@@ -126,17 +145,31 @@ def _within_word(text: str, start: int, end: int) -> bool:
     return bool(re.match(r"\w", before) or re.match(r"\w", after))
 
 
+def _end_of_spaces(text: str, start: int) -> int:
+    spaces = _SPACES.match(text, start)
+    return spaces.end() if spaces else start
+
+
 def _longest_of(texts: Iterable[str]) -> str:
     """A pattern of alternatives, as a tree: the time for one position does not grow with them."""
+    texts = list(texts)
+    common = _common_beginning(min(texts), max(texts))
     branches: dict[str, list[str]] = {}
-    ends_here = False
     for text in texts:
-        if text:
-            branches.setdefault(text[0], []).append(text[1:])
-        else:
-            ends_here = True
+        rest = text[len(common) :]
+        branches.setdefault(rest[:1], []).append(rest)
+    ends_here = branches.pop("", None)
     if not branches:
-        return ""
-    alternatives = [re.escape(first) + _longest_of(rest) for first, rest in branches.items()]
-    optional = "?" if ends_here else ""
-    return f"(?:{'|'.join(alternatives)}){optional}"
+        return re.escape(common)
+    alternatives = "|".join(map(_longest_of, branches.values()))
+    return f"{re.escape(common)}(?:{alternatives}){'?' if ends_here else ''}"
+
+
+def _common_beginning(first: str, last: str) -> str:
+    """What all texts of a sorted list begin with, by its first and its last."""
+    length = 0
+    for one, other in zip(first, last, strict=False):
+        if one != other:
+            break
+        length += 1
+    return first[:length]

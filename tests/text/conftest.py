@@ -19,7 +19,7 @@ from fastserve.text.gguf_tokenizer import build_tokenizer_json
 from fastserve.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 # The metadata of the default model lies in this much of it.
 _METADATA_BYTES_MAX = 6 << 20
@@ -79,6 +79,9 @@ class LlamaVocabulary:
         )
         return buffer.raw[:count]
 
+    def close(self) -> None:
+        self._llama.llama_model_free(self._model)
+
     def is_end(self, token_id: int) -> bool:
         return bool(self._llama.llama_vocab_is_eog(self._vocab, token_id))
 
@@ -115,8 +118,9 @@ def tokenizer_with(tmp_path: Path) -> Callable[[str], Tokenizer]:
 
 
 @pytest.fixture
-def llama_vocabulary(tmp_path: Path) -> Callable[[str], LlamaVocabulary]:
+def llama_vocabulary(tmp_path: Path) -> Iterator[Callable[[str], LlamaVocabulary]]:
     """llama.cpp's tokenizer of the default model's vocabulary, under any pre-tokenizer."""
+    loaded: list[LlamaVocabulary] = []
 
     def load(pre: str) -> LlamaVocabulary:
         key = b"tokenizer.ggml.pre" + struct.pack("<I", 8)
@@ -127,9 +131,13 @@ def llama_vocabulary(tmp_path: Path) -> Callable[[str], LlamaVocabulary]:
         # GGUF: magic, version, then the number of tensors: none, as a vocabulary has none.
         path = tmp_path / f"{pre}.gguf"
         path.write_bytes(renamed[:8] + struct.pack("<Q", 0) + renamed[16:])
-        return LlamaVocabulary(path)
+        loaded.append(LlamaVocabulary(path))
+        path.unlink()
+        return loaded[-1]
 
-    return load
+    yield load
+    for vocabulary in loaded:
+        vocabulary.close()
 
 
 @pytest.fixture(scope="session")

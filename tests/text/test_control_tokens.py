@@ -109,6 +109,23 @@ def test_a_lone_surrogate_is_no_text() -> None:
         TOKENS.guard(f"a{GUARD}")
 
 
+def test_a_value_nested_without_end_is_refused() -> None:
+    value: list[object] = []
+    for _ in range(100_000):
+        value = [value]
+    with pytest.raises(InvalidRequest, match="nested too deeply"):
+        TOKENS.guard(value)
+
+
+def test_a_token_may_be_longer_than_python_recurses() -> None:
+    long = "<" + "x" * 5000
+    tokens = ControlTokens(
+        ControlToken(token_id=i, text=text) for i, text in enumerate([long, long + "y", long[:-1]])
+    )
+    assert tokens.split(f"a{long}y{long}{long[:-1]}") == ["a", 1, 0, 2]
+    assert tokens.split(tokens.guard(long)) == [long]
+
+
 def test_without_control_tokens_all_is_text() -> None:
     assert ControlTokens([]).split("<s>") == ["<s>"]
     assert ControlTokens([]).guard("<s>") == "<s>"
@@ -119,7 +136,9 @@ def test_many_tokens_do_not_make_long_text_slow() -> None:
         ControlToken(token_id=i, text=f"<|reserved_special_token_{i}|>") for i in range(1000)
     )
     text = "<|reserved_special_token" * 20_000
+    stripping = ControlTokens([ControlToken(token_id=0, text="<s>", lstrip=True, rstrip=True)])
     begun_s = time.process_time()
+    assert stripping.split("<s> " * 100_000) == [0] * 100_000
     assert many.split(many.guard(text)) == [text]
     # Trying each token at each place would take ten seconds.
     assert time.process_time() - begun_s < 2

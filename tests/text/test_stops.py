@@ -67,9 +67,7 @@ def test_no_more_is_held_back_than_could_become_a_stop(text: str, stops: list[st
             id="A-09",
         ),
         pytest.param(("abcd",), ["xab"], ["x", "ab"], None, id="A-10: flushed"),
-        pytest.param(
-            ("abcd",), ["xab", "abx"], ["x", "ababx"[:2] + "abx", ""], None, id="A-10: more"
-        ),
+        pytest.param(("abcd",), ["xab", "abx"], ["x", "ababx", ""], None, id="A-10: more"),
         pytest.param(("lo", "ell"), ["hello"], ["h", ""], "ell", id="A-12: text order"),
         pytest.param(
             (" a", "is"), [" The user is a"], [" The user ", ""], "is", id="A-12: of words"

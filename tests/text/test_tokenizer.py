@@ -75,17 +75,10 @@ def test_tokens_are_looked_up_by_text(tokenizer: Tokenizer) -> None:
 @given(text=st.text())
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_text_survives_the_round_trip(tokenizer: Tokenizer, text: str) -> None:
-    # The default model has no token for these bytes, and drops them as llama.cpp does.
-    kept = text.translate(dict.fromkeys((4, 6, 19, 20, 22, 29)))
-    ids = tokenizer.encode(kept, parse_special=False)
-    assert len(ids) <= len(kept.encode())
-    whole = tokenizer.decode(ids)
-    missing = {b for b in kept.encode() if not has_token(tokenizer, b)}
-    assert whole == kept or missing
-
-
-def has_token(tokenizer: Tokenizer, byte: int) -> bool:
-    return bytes([byte]) in tokenizer.token_bytes
+    # The default model has no token for some bytes (control characters, the rarest scripts).
+    known = {token[0] for token in tokenizer.token_bytes if len(token) == 1}
+    kept = "".join(character for character in text if set(character.encode()) <= known)
+    assert tokenizer.decode(tokenizer.encode(kept, parse_special=False)) == kept
 
 
 @pytest.mark.parametrize("parse_special", [False, True])

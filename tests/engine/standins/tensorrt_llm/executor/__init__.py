@@ -1,0 +1,7 @@
+"""Where 1.2 has its fatal exception; EngineDeadError came later."""
+
+from __future__ import annotations
+
+
+class CppExecutorError(RuntimeError):
+    pass

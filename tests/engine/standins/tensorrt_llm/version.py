@@ -1,0 +1,3 @@
+"""The version that stands in."""
+
+__version__ = "1.2.1"
