@@ -79,15 +79,15 @@ def describe_gguf(
 ) -> ModelCard:
     """The card of a GGUF file, whose tokenizer is put into the cache first if it is not there.
 
-    `name` None: what the file calls itself. `max_seq_len` None: all that the model was trained
+    `name` None: the file's, without its ending. `max_seq_len` None: all that the model was trained
     for, and never more. Where the cache cannot be written, `fallback_directory` has the tokenizer.
     Raises StartError for a file that is no model or has a tokenizer that is not supported.
     """
     metadata = read_metadata(str(path))
     template = metadata.get("tokenizer.chat_template")
-    own_name = metadata.get("general.name")
     return ModelCard(
-        name=name or (own_name if isinstance(own_name, str) and own_name else path.stem),
+        # What a file calls itself is often the name of a training run.
+        name=name or _file_name(path),
         tokenizer_path=str(_cached_tokenizer(path, metadata, fallback_directory)),
         chat_template=template if isinstance(template, str) else None,
         bos_token=gguf_tokenizer.special_token(metadata, "bos"),
@@ -160,6 +160,11 @@ def _in_directory(directory: Path) -> Path:
     if (directory / "tokenizer.json").is_file():
         return directory
     raise StartError(f"{directory} has neither a GGUF file nor a tokenizer.json")
+
+
+def _file_name(path: Path) -> str:
+    shard = _SHARD.fullmatch(path.name)
+    return shard["model"] if shard else path.stem
 
 
 def _trained_length(path: Path, metadata: Mapping[str, object]) -> int:

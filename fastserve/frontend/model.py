@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fastserve.errors import InvalidRequest
 from fastserve.text.chat_template import ChatTemplate
@@ -30,6 +30,7 @@ class Model:
                 card.chat_template,
                 bos_token=card.bos_token,
                 eos_token=card.eos_token,
+                output_bytes_max=template_bytes_max,
             )
 
     def chat_prompt(self, request: ChatRequest) -> list[int]:
@@ -38,11 +39,11 @@ class Model:
             raise InvalidRequest(
                 f"'{self.card.name}' has no chat template; use /v1/completions", param="messages"
             )
+        # What a user says is text, also where it reads as a control token.
+        messages = self.tokenizer.guard(request.messages)
+        more: dict[str, Any] = self.tokenizer.guard(request.template_kwargs)
         rendered = self._template.render(
-            # What a user says is text, also where it reads as a control token.
-            self.tokenizer.guard(request.messages),
-            add_generation_prompt=request.add_generation_prompt,
-            **request.template_kwargs,
+            messages, add_generation_prompt=request.add_generation_prompt, **more
         )
         ids = self.tokenizer.encode(rendered, parse_special=True)
         return self._bos_ids + ids if request.add_special_tokens else ids

@@ -65,11 +65,9 @@ class LaneClient:
 
     def receive(self) -> Iterator[ToAcceptor]:
         """Yield every message that is waiting; count and drop what we did not sign."""
-        while True:
-            try:
-                frame = self._outputs.recv(zmq.NOBLOCK)
-            except zmq.Again:
-                return
+        # Asking first costs a tenth of the exception at the end.
+        while cast("int", self._outputs.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            frame = self._outputs.recv(zmq.NOBLOCK)
             try:
                 yield cast("ToAcceptor", self._codec.decode(frame))
             except BadFrame:

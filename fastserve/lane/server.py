@@ -69,11 +69,9 @@ class LaneServer:
 
     def receive(self) -> Iterator[ToEngine]:
         """Yield every message that is waiting; count and drop what we did not sign."""
-        while True:
-            try:
-                frame = self._ingress.recv(zmq.NOBLOCK)
-            except zmq.Again:
-                return
+        # Asking first costs a tenth of the exception at the end.
+        while cast("int", self._ingress.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            frame = self._ingress.recv(zmq.NOBLOCK)
             try:
                 yield cast("ToEngine", self._codec.decode(frame))
             except BadFrame:

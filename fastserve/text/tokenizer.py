@@ -10,6 +10,7 @@ The sole owner of the tokenizers library. One Tokenizer serves any number of thr
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from typing import TYPE_CHECKING, Any
@@ -32,18 +33,27 @@ _SPACE = "▁"
 _BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
 
 
+# What stands between two control tokens is tokenized by itself, so the pieces that prompts share (a
+# system prompt, the turns of a chat so far) need tokenizing once: a look-up is 0.3 us, tokenizing a
+# word 1.5. At most 1024 pieces of 2048 characters are kept, some 20 MB if all are that long.
+CACHED_PIECES_MAX = 1024
+CACHED_CHARS_MAX = 2048
+
+
 class Tokenizer:
     """A vocabulary, and text to ids and back."""
 
-    __slots__ = ("_continuation", "_first", "control", "table", "vocab_size")
+    __slots__ = ("_cached_ids", "_continuation", "_first", "control", "table", "vocab_size")
 
     def __init__(
         self, first: tokenizers.Tokenizer, continuation: tokenizers.Tokenizer, *, vocab_size: int
     ) -> None:
         self._first = first
         self._continuation = continuation
-        self.vocab_size = max(vocab_size, first.get_vocab_size(with_added_tokens=True))
         added = first.get_added_tokens_decoder()
+        # Added tokens may lie beyond a gap.
+        named = max(first.get_vocab_size(with_added_tokens=True), 1 + max(added, default=-1))
+        self.vocab_size = max(vocab_size, named)
         self.control = ControlTokens(
             ControlToken(
                 token_id=token_id,
@@ -56,6 +66,7 @@ class Tokenizer:
             if token.special
         )
         self.table = _table(first, added, vocab_size=self.vocab_size)
+        self._cached_ids = functools.lru_cache(maxsize=CACHED_PIECES_MAX)(self._remember)
 
     @classmethod
     def from_file(cls, path: str, *, vocab_size: int = 0) -> Tokenizer:
@@ -106,6 +117,8 @@ class Tokenizer:
             for part in self.control.split(text):
                 if isinstance(part, int):
                     ids.append(part)
+                elif len(part) <= CACHED_CHARS_MAX:
+                    ids += self._cached_ids(encoder is self._first, part)
                 else:
                     ids += self._ids(encoder, part)
                 encoder = self._continuation
@@ -123,6 +136,9 @@ class Tokenizer:
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of these ids. What is not UTF-8 becomes U+FFFD."""
         return detokenize(self.table, token_ids, skip_special_tokens=skip_special_tokens)
+
+    def _remember(self, is_first: bool, text: str) -> tuple[int, ...]:
+        return tuple(self._ids(self._first if is_first else self._continuation, text))
 
     @staticmethod
     def _ids(encoder: tokenizers.Tokenizer, text: str) -> list[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
 import openai
@@ -131,9 +130,7 @@ def test_a_stop_ends_the_work_too(sim: Server, *, stream: bool) -> None:
         wire.complete(script, stop="bc", stream=stream, max_tokens=8000)
         text = wire.text() if stream else wire.read_json()["choices"][0]["text"]
         assert text == "a"
-    began_s = time.monotonic()
     wait_until(lambda: sim.num_in_engine() == 0, deadline_s=5.0)
-    assert time.monotonic() - began_s < 5.0
 
 
 @pytest.mark.parametrize("stop", ["", [""], ["a", ""]])

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import json
 import threading
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import tokenizers
@@ -11,9 +13,6 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from fastserve.errors import InvalidRequest, StartError
 from fastserve.text.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 START, END = 1, 2
 """The default model's <|im_start|> and <|im_end|>."""
@@ -95,6 +94,18 @@ def test_ids_beyond_the_tokenizer_are_tokens_without_text(
     assert (padded.vocab_size, len(padded.token_bytes)) == (300, 300)
     assert padded.decode([4, 299, 5]) == "ab"
     assert tokenizer.vocab_size == len(tokenizer.token_bytes) == 49152
+
+
+def test_an_added_token_may_lie_beyond_a_gap(tmp_path: Path) -> None:
+    path = Path(sentencepiece(tmp_path / "t.json"))
+    document = json.loads(path.read_text(encoding="utf-8"))
+    document["added_tokens"].append(document["added_tokens"][0] | {"id": 999, "content": "<far>"})
+    document["model"]["vocab"]["<far>"] = 999
+    path.write_text(json.dumps(document), encoding="utf-8")
+    tokenizer = Tokenizer.from_file(str(path))
+    ids = tokenizer.encode("a<far>", parse_special=True)
+    assert (ids[-1], tokenizer.vocab_size) == (999, 1000)
+    assert tokenizer.decode([*ids, 998], skip_special_tokens=False) == "a<far>"
 
 
 @pytest.mark.parametrize(

@@ -396,21 +396,22 @@ class _Runner:
 
 def _model_directory(model: str | None) -> str:
     """Return the model's directory. Raises StartError for what the library cannot load."""
+    needs = "TensorRT-LLM needs a Hugging Face directory: config.json, safetensors, tokenizer.json"
     if model is None:
-        raise StartError("the trtllm engine needs a model: --model PATH, a Hugging Face directory")
-    path = Path(model)
+        raise StartError(f"the trtllm engine needs a model, --model PATH; {needs}")
+    path = Path(model).expanduser()
     if path.suffix == ".gguf":
-        raise StartError(
-            f"{model}: TensorRT-LLM does not read GGUF files; it needs a Hugging Face directory, "
-            "with config.json, the weights as safetensors, and tokenizer.json"
-        )
+        raise StartError(f"{path}: a GGUF file is for the llamacpp engine; {needs}")
     if not path.is_dir():
-        raise StartError(f"{model}: not a directory; TensorRT-LLM needs a Hugging Face directory")
-    return model
+        raise StartError(f"{path}: not a directory; {needs}")
+    if not (path / "config.json").is_file():
+        raise StartError(f"{path}: there is no config.json in it; {needs}")
+    return str(path)
 
 
 def _logits_width(model: Path, *, default: int) -> int:
-    """How many logits a step has for each request: often more than the tokenizer has tokens."""
+    """How many logits a step has for each request. A tokenizer may have more tokens than that, and
+    one of them would be the end of the whole batch."""
     try:
         config: Any = msgspec.json.decode((model / "config.json").read_bytes())
     except (OSError, msgspec.DecodeError):

@@ -3,5 +3,5 @@
 from __future__ import annotations
 
 
-class CppExecutorError(RuntimeError):
+class CppExecutorError(Exception):
     pass

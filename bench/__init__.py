@@ -1,0 +1,1 @@
+"""Measurements: each module is a program that says what it measures, and prints figures."""
