@@ -45,6 +45,7 @@ def measure(*, running: int, seconds: float) -> dict[str, float]:
                 server=config.server,
                 engine=config.engine,
                 llamacpp=config.llamacpp,
+                trtllm=config.trtllm,
                 sim=config.sim,
             ),
             lane_config=config.lane,

@@ -9,9 +9,20 @@ Whoever needs a setting is given its section or its value, never this whole conf
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from fastserve.config_http import (
+    GIB,
+    HOUR_S,
+    KIB,
+    MIB,
+    CORSConfig,
+    HTTPConfig,
+    TLSConfig,
+    seconds,
+)
 from fastserve.errors import ConfigError
 from fastserve.settings import Section, render_toml, setting
 from fastserve.sources import (
@@ -28,21 +39,9 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping, Sequence
 
-DAY_S = 86_400
-HOUR_S = 3_600
-# Nobody means to wait less than this, and zero would mean "at once" here and "for ever" there.
-WAIT_S_MIN = 0.05
-
-KIB = 1 << 10
-MIB = 1 << 20
-GIB = 1 << 30
-
-
-def seconds(
-    default: float, meaning: str, *, at_least: float = WAIT_S_MIN, at_most: float = DAY_S
-) -> float:
-    """Declare a time."""
-    return setting(default, meaning, unit="seconds", at_least=at_least, at_most=at_most)
+OCTAL_MODE = re.compile(r"0?[0-7]{3}")
+# Any visible ASCII but what ends a path; no empty part, so no "/" at the end either.
+ROOT_PATH = re.compile(r"(?:/[!\"$-.0->@-~]+)+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,10 +72,38 @@ class ServerConfig(Section):
     port_file: str | None = setting(
         None, "Write the port's number to this file once it is bound.", placeholder="PATH"
     )
+    tcp: bool = setting(True, "Whether to listen on host and port; without, uds must be set.")
+    uds: str | None = setting(
+        None,
+        "A Unix socket to listen on, too; always without TLS. One that a dead server left is "
+        "replaced.",
+        placeholder="PATH",
+    )
+    uds_mode: str = setting(
+        "0600", "Who may connect to the Unix socket: its mode, in octal.", placeholder="MODE"
+    )
     accept: Literal["shared", "reuseport"] = setting(
         "shared",
         "How connections reach the acceptors: all accept from one shared socket, or each has its "
         "own and the kernel spreads connections by their address.",
+    )
+    api_key: tuple[str, ...] = setting(
+        (),
+        "A key that clients must have for everything but /health and /ready; none: nobody needs "
+        "one. Flags show in ps while the server starts: better in a variable or a file.",
+        placeholder="KEY",
+        secret=True,
+    )
+    api_key_file: str | None = setting(
+        None,
+        "A file with more keys, one a line; read anew for each acceptor that starts.",
+        placeholder="PATH",
+    )
+    metrics_open: bool = setting(False, "Whether /metrics needs no key either.")
+    root_path: str | None = setting(
+        None,
+        "A path in front of every route, for a proxy that does not strip it; both work then.",
+        placeholder="/PATH",
     )
     served_model_name: str | None = setting(
         None, "The model's name in requests and answers; not set: its own.", placeholder="NAME"
@@ -113,6 +140,19 @@ class ServerConfig(Section):
         "auto", "Whether to show how far loading has come; auto: where stderr is a terminal."
     )
 
+    def check(self) -> None:
+        if not self.tcp and self.uds is None:
+            raise ConfigError("server.tcp: without it server.uds must be set")
+        if not self.tcp and self.port_file is not None:
+            raise ConfigError("server.port_file: without server.tcp there is no port")
+        if not OCTAL_MODE.fullmatch(self.uds_mode):
+            raise ConfigError(f"server.uds_mode: {self.uds_mode!r} is not octal, such as 0660")
+        if self.root_path is not None and not ROOT_PATH.fullmatch(self.root_path):
+            raise ConfigError(
+                f"server.root_path: {self.root_path!r} does not begin with /, ends in it, or has "
+                "what must be percent-encoded"
+            )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RespawnConfig(Section):
@@ -129,121 +169,6 @@ class RespawnConfig(Section):
         at_most=1000,
     )
     window_s: float = seconds(60.0, "The window of restarts_max.", at_least=1)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HTTPConfig(Section):
-    """What an HTTP client may do, and for how long; all of it for each acceptor."""
-
-    section: ClassVar[str] = "http"
-
-    # The names and the defaults are those of http1.limits, which has the reasons.
-    target_bytes_max: int = setting(
-        32 * KIB,
-        "The longest request line; beyond it 414.",
-        unit="bytes",
-        at_least=256,
-        at_most=MIB,
-    )
-    header_bytes_max: int = setting(
-        64 * KIB,
-        "The longest request line and headers together; beyond it 431.",
-        unit="bytes",
-        at_least=KIB,
-        at_most=16 * MIB,
-    )
-    header_count_max: int = setting(
-        256,
-        "The most headers of a request; beyond it 431.",
-        unit="headers",
-        at_least=8,
-        at_most=65_536,
-    )
-    body_bytes_max: int = setting(
-        32 * MIB, "The longest body; beyond it 413.", unit="bytes", at_least=KIB, at_most=GIB
-    )
-    chunk_line_bytes_max: int = setting(
-        4 * KIB,
-        "The longest line of a chunked body's framing; beyond it 400.",
-        unit="bytes",
-        at_least=64,
-        at_most=MIB,
-    )
-    chunk_overhead_bytes_max: int = setting(
-        16 * KIB,
-        "The most framing of a chunked body beyond 16 bytes a chunk; beyond it 400.",
-        unit="bytes",
-        at_least=KIB,
-        at_most=16 * MIB,
-    )
-    first_byte_timeout_s: float = seconds(
-        10.0, "A new connection that sends nothing is closed after this time."
-    )
-    header_timeout_s: float = seconds(10.0, "A request whose headers take longer is answered 408.")
-    body_timeout_s: float = seconds(
-        30.0, "A request whose body takes longer, and longer than its size allows, is answered 408."
-    )
-    body_bytes_per_s_min: int = setting(
-        16 * KIB,
-        "A body may take a second more for as many bytes as this.",
-        unit="bytes per second",
-        at_least=1,
-        at_most=GIB,
-    )
-    keep_alive_timeout_s: float = seconds(
-        120.0, "A connection that is idle between requests is closed after this time."
-    )
-    write_stall_timeout_s: float = seconds(
-        30.0,
-        "A client that reads nothing for this long while there is something to read loses its "
-        "connection, and its request is aborted.",
-    )
-    linger_timeout_s: float = seconds(
-        2.0,
-        "How long to read on after the last answer, so that the client sees it and not a reset.",
-        at_most=60,
-    )
-    drain_first_byte_timeout_s: float = seconds(
-        1.0,
-        "While draining, a new connection that sends nothing is closed after this time.",
-        at_most=60,
-    )
-    read_buffer_bytes_max: int = setting(
-        64 * KIB,
-        "Bytes of later requests held while one is answered; beyond it reading pauses.",
-        unit="bytes",
-        at_least=4 * KIB,
-        at_most=64 * MIB,
-    )
-    write_buffer_bytes_max: int = setting(
-        64 * KIB,
-        "Bytes of an answer that wait for the client; beyond it chunks are merged.",
-        unit="bytes",
-        at_least=4 * KIB,
-        at_most=64 * MIB,
-    )
-    requests_per_connection_max: int = setting(
-        0,
-        "Close a connection after this many requests; 0: never for that reason.",
-        unit="requests",
-        at_least=0,
-        at_most=1_000_000_000,
-    )
-    connections_max: int = setting(
-        16_384,
-        "Open connections; one more is answered 503 and closed.",
-        unit="connections",
-        at_least=1,
-        at_most=1_000_000,
-    )
-    off_loop_bytes_min: int = setting(
-        64 * KIB,
-        "Bodies and prompts from this size on are parsed in a thread, so that they do not hold up "
-        "other requests.",
-        unit="bytes",
-        at_least=0,
-        at_most=GIB,
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -302,7 +227,8 @@ class EngineConfig(Section):
 
     max_seq_len: int | None = setting(
         None,
-        "The longest prompt and answer together; beyond it 400. Not set: the model's own.",
+        "The longest prompt and answer together; beyond it 400. Not set: what the model was "
+        "trained for, and for llamacpp at most 2048.",
         unit="tokens",
         at_least=1,
         at_most=1 << 24,
@@ -351,6 +277,49 @@ class LlamaCppConfig(Section):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TrtLlmConfig(Section):
+    """The trtllm engine. What it batches and how long a sequence is, [engine] says for every one."""
+
+    section: ClassVar[str] = "trtllm"
+
+    tensor_parallel_size: int = setting(
+        1, "GPUs that share each layer.", unit="GPUs", at_least=1, at_most=1024
+    )
+    pipeline_parallel_size: int = setting(
+        1, "Groups of GPUs that share the layers.", unit="groups", at_least=1, at_most=1024
+    )
+    moe_expert_parallel_size: int | None = setting(
+        None,
+        "GPUs that share the experts of a mixture; not set: the library's choice.",
+        unit="GPUs",
+        at_least=1,
+        at_most=1024,
+    )
+    max_num_tokens: int = setting(
+        8192, "Tokens in one step, prompts included.", unit="tokens", at_least=1, at_most=1 << 24
+    )
+    enable_chunked_prefill: bool = setting(
+        False, "Whether a prompt longer than max_num_tokens is read in pieces, or refused."
+    )
+    kv_cache_free_gpu_memory_fraction: float = setting(
+        0.9,
+        "How much of the memory that the weights leave free the KV cache takes.",
+        unit="share",
+        at_least=0.01,
+        at_most=1,
+    )
+    kv_cache_dtype: str = setting("auto", "The KV cache's type of number.", placeholder="TYPE")
+    dtype: str = setting("auto", "The weights' type of number.", placeholder="TYPE")
+    trust_remote_code: bool = setting(False, "Whether code that comes with the model may run.")
+    enable_iter_perf_stats: bool = setting(
+        False, "Whether the library counts KV cache usage, at some cost per step."
+    )
+    extra_options_path: str | None = setting(
+        None, "A YAML file of further arguments for the library; it wins.", placeholder="PATH"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SimConfig(Section):
     """The sim engine, which has the timing of an engine and no model."""
 
@@ -394,12 +363,15 @@ class Config:
     """Every section. It can be pickled: it goes to the children in their spawn arguments."""
 
     server: ServerConfig = field(default_factory=ServerConfig)
+    tls: TLSConfig = field(default_factory=TLSConfig)
+    cors: CORSConfig = field(default_factory=CORSConfig)
     respawn: RespawnConfig = field(default_factory=RespawnConfig)
     http: HTTPConfig = field(default_factory=HTTPConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     lane: LaneConfig = field(default_factory=LaneConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     llamacpp: LlamaCppConfig = field(default_factory=LlamaCppConfig)
+    trtllm: TrtLlmConfig = field(default_factory=TrtLlmConfig)
     sim: SimConfig = field(default_factory=SimConfig)
     log: LogConfig = field(default_factory=LogConfig)
 

@@ -4,8 +4,9 @@
       engine                   hosts one adapter; binds the ingress
       acceptor 0..K-1          HTTP, text <-> tokens; each binds its lane
 
-What the supervisor owns is made here, in the order in which things can be refused: the port, the
-run directory, the key, the board. Whatever happens, all of it is gone when this returns.
+What the supervisor owns is made here, in the order in which things can be refused: credentials, the
+port, the Unix socket, the run directory, the board. Whatever happens, all of it is gone when this
+returns.
 
 Exit codes: 0 orderly, 2 configuration, 3 crash loop, 70 engine dead, 130 and 143 forced.
 """
@@ -14,8 +15,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import secrets
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,21 +27,25 @@ from setproctitle import setproctitle
 from fastserve import log as logging
 from fastserve.engine.arguments import EngineArguments, EngineSettings
 from fastserve.errors import ConfigError
-from fastserve.frontend.arguments import AcceptorArguments
+from fastserve.frontend.arguments import AcceptorArguments, AccessArguments
 from fastserve.metrics.board import Board
 from fastserve.supervisor.child import Child, ChildSpec
 from fastserve.supervisor.display import Display
-from fastserve.supervisor.listener import Listener
+from fastserve.supervisor.listener import Listeners
 from fastserve.supervisor.policy import RespawnPolicy
 from fastserve.supervisor.run_directory import RunDirectory
 from fastserve.supervisor.supervisor import Deadlines, Supervisor
 
 if TYPE_CHECKING:
     from fastserve.config import Config
+    from fastserve.credentials import CredentialFiles
 
 # OpenMP threads that wait in a spin would take the cores from the acceptors; the library reads this
 # when it is loaded, so it must be in the environment by then.
 _ENGINE_ENVIRONMENT = {"OMP_WAIT_POLICY": "passive"}
+
+# Whoever reads these in a child's /proc/PID/environ would have the keys.
+_SECRET_VARIABLES = ("FASTSERVE_API_KEY",)
 
 # Set by an MPI launcher for each of its ranks (Open MPI, MPICH and its kin, Slurm).
 _LAUNCHERS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
@@ -52,27 +59,56 @@ def launch(config: Config) -> int:
     logging.configure(process="supervisor", level=config.log.level, format=config.log.format)
     logging.log_uncaught()
     _check_model(config.server.model)
+    for name in _SECRET_VARIABLES:
+        os.environ.pop(name, None)
+    credentials = _credential_files(config)
+    _raise_descriptor_limit()
     with contextlib.ExitStack() as stack:
-        listener = Listener.bind(
-            config.server.host,
-            config.server.port,
+        listeners = Listeners.bind(
+            address=(config.server.host, config.server.port) if config.server.tcp else None,
+            uds=config.server.uds,
+            uds_mode=int(config.server.uds_mode, 8),
             mode=config.server.accept,
             frontends=config.server.frontends,
             backlog=config.server.backlog,
         )
-        stack.callback(listener.close)
+        stack.callback(listeners.close)
         run_directory = RunDirectory.make(config.server.run_directory)
         stack.callback(run_directory.close)
-        if config.server.port_file is not None:
-            _write_port_file(Path(config.server.port_file), listener.port)
+        if config.server.port_file is not None and listeners.tcp is not None:
+            _write_port_file(Path(config.server.port_file), listeners.tcp.port)
             stack.callback(Path(config.server.port_file).unlink, missing_ok=True)
-        display = Display(url=listener.url, shown=config.server.progress)
+        url = listeners.url("https" if config.tls.certificate else "http")
+        display = Display(url=url + (config.server.root_path or ""), shown=config.server.progress)
         stack.callback(display.close)
-        return _supervisor(config, listener, run_directory.path, display).run()
+        return _supervisor(config, listeners, credentials, run_directory.path, display).run()
+
+
+def _credential_files(config: Config) -> CredentialFiles:
+    # Here, since most of what it imports is OpenSSL's.
+    from fastserve.credentials import CredentialFiles  # noqa: PLC0415
+
+    return CredentialFiles(
+        api_keys=config.server.api_key,
+        api_key_file=config.server.api_key_file,
+        certificate=config.tls.certificate,
+        key=config.tls.key,
+        client_ca=config.tls.client_ca,
+    )
+
+
+def _raise_descriptor_limit() -> None:
+    """Each connection is a descriptor. The usual soft limit, 1024, is there for select() alone."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _supervisor(
-    config: Config, listener: Listener, run_directory: Path, display: Display
+    config: Config,
+    listeners: Listeners,
+    credentials: CredentialFiles,
+    run_directory: Path,
+    display: Display,
 ) -> Supervisor:
     key = secrets.token_bytes(32)
     board = Board.make(config.server.frontends)
@@ -84,9 +120,10 @@ def _supervisor(
             run_directory=str(run_directory),
             key=key,
             settings=EngineSettings(
-                server=config.server,
+                server=replace(config.server, api_key=()),  # no concern of the engine's
                 engine=config.engine,
                 llamacpp=config.llamacpp,
+                trtllm=config.trtllm,
                 sim=config.sim,
             ),
             lane_config=config.lane,
@@ -107,9 +144,10 @@ def _supervisor(
                 incarnation=incarnation,
                 run_directory=str(run_directory),
                 key=key,
-                listener=listener.socket_for(lane),
+                listeners=listeners.sockets_for(lane),
                 board=board,
                 balanced=config.server.accept == "shared",
+                access=_access(config, credentials),
                 http=config.http,
                 limits=config.limits,
                 lane_config=config.lane,
@@ -126,15 +164,29 @@ def _supervisor(
         policy=RespawnPolicy(
             restarts_max=config.respawn.restarts_max, window_s=config.respawn.window_s
         ),
-        deadlines=Deadlines(
-            start_timeout_s=config.server.start_timeout_s,
-            stall_kill_s=config.engine.stall_kill_s,
-            drain_timeout_s=config.server.drain_timeout_s,
-            terminate_timeout_s=config.server.terminate_timeout_s,
-            engine_dead_exit_timeout_s=config.server.engine_dead_exit_timeout_s,
-        ),
+        deadlines=_deadlines(config),
         on_progress=display.progress,
         on_ready=display.ready,
+    )
+
+
+def _deadlines(config: Config) -> Deadlines:
+    return Deadlines(
+        start_timeout_s=config.server.start_timeout_s,
+        stall_kill_s=config.engine.stall_kill_s,
+        drain_timeout_s=config.server.drain_timeout_s,
+        terminate_timeout_s=config.server.terminate_timeout_s,
+        engine_dead_exit_timeout_s=config.server.engine_dead_exit_timeout_s,
+    )
+
+
+def _access(config: Config, credentials: CredentialFiles) -> AccessArguments:
+    return AccessArguments(
+        credentials=credentials.read(),
+        cors=config.cors,
+        root_path=config.server.root_path,
+        metrics_open=config.server.metrics_open,
+        handshake_timeout_s=config.tls.handshake_timeout_s,
     )
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 T = TypeVar("T")
-Value = bool | int | float | str | None
+Value = bool | int | float | str | tuple[str, ...] | None
 
 PREFIX = "FASTSERVE_"
 # The settings of this section are so common that flags and variables go without its name.
@@ -41,6 +41,10 @@ SWITCH_WORDS = {
 # Longer values are cut in messages: a whole file given as a value should not fill the screen.
 SHOWN_CHARS_MAX = 60
 
+# What stands for a secret wherever settings are shown. It is refused as a value: else a file made
+# of what was shown would have this for a key.
+HIDDEN = "(not shown)"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Declaration:
@@ -51,6 +55,7 @@ class _Declaration:
     at_least: float | None
     at_most: float | None
     placeholder: str
+    secret: bool
 
 
 def setting(
@@ -61,26 +66,36 @@ def setting(
     at_least: float | None = None,
     at_most: float | None = None,
     placeholder: str = "",
+    secret: bool = False,
 ) -> T:
     """Declare a field of a Section. `meaning` says what it does and what happens at a limit.
 
     A number must have both bounds, which belong to its range: every limit has a limit.
-    `placeholder` stands for the value in the help.
+    `placeholder` stands for the value in the help. A `secret` is never shown, not even a wrong one.
     """
     declaration = _Declaration(
-        meaning=meaning, unit=unit, at_least=at_least, at_most=at_most, placeholder=placeholder
+        meaning=meaning,
+        unit=unit,
+        at_least=at_least,
+        at_most=at_most,
+        placeholder=placeholder,
+        secret=secret,
     )
     return dataclasses.field(default=default, metadata={"declaration": declaration})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One setting, and how each source spells it. `kind` is bool, int, float or str."""
+    """One setting, and how each source spells it. `kind` is bool, int, float or str.
+
+    `listed`: the value is a tuple of texts; a flag may be repeated, and commas separate.
+    """
 
     section: str
     name: str
     kind: type
     optional: bool
+    listed: bool
     choices: tuple[str, ...]
     default: Value
     declaration: _Declaration
@@ -122,7 +137,9 @@ class Setting:
     def from_text(self, text: str) -> Value:
         """Read a flag's or a variable's text. Raises ValueError saying what would be right."""
         value: object = text
-        if self.kind is bool:
+        if self.listed:
+            value = tuple(word.strip() for word in text.split(",")) if text else ()
+        elif self.kind is bool:
             value = SWITCH_WORDS.get(text.lower(), text)
         elif self.kind is not str:
             with contextlib.suppress(ValueError):
@@ -136,10 +153,12 @@ class Setting:
         """
         if self.optional and value in (None, ""):
             return None
+        if self.listed:
+            return self._checked_list(value)
         # An exact type, for a bool is an int and `true` is no number; but 5 is as good as 5.0.
         if type(value) is not self.kind and not (self.kind is float and type(value) is int):
             wanted = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
-            raise ValueError(f"{shown(value)} is not {wanted[self.kind]}")
+            raise ValueError(f"{self._shown(value)} is not {wanted[self.kind]}")
         if isinstance(value, str):
             return self._checked_text(value)
         assert isinstance(value, bool | int | float)
@@ -149,6 +168,17 @@ class Setting:
             raise ValueError(f"{shown(value)} is not from {_plain(low)} to {_plain(high)}")
         return float(value) if self.kind is float else value
 
+    def _checked_list(self, value: object) -> tuple[str, ...]:
+        if not isinstance(value, list | tuple) or not all(isinstance(each, str) for each in value):
+            raise ValueError(f"{self._shown(value)} is not a list of texts")
+        return tuple(self._checked_text(each) for each in value)
+
+    def _shown(self, value: object) -> str:
+        return HIDDEN if self.declaration.secret else shown(value)
+
+    def _quoted(self, text: str) -> str:
+        return HIDDEN if self.declaration.secret else ascii(text)
+
     def _checked_text(self, text: str) -> str:
         if self.choices and text not in self.choices:
             hint = did_you_mean(text, self.choices)
@@ -157,7 +187,9 @@ class Setting:
             raise ValueError("must not be empty")
         # Neither can be in a host name or a TOML file, and the first ends a path early.
         if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
-            raise ValueError(f"{text!a} has a NUL or is not UTF-8")
+            raise ValueError(f"{self._quoted(text)} has a NUL or is not UTF-8")
+        if self.declaration.secret and text == HIDDEN:
+            raise ValueError(f"{HIDDEN} stands for a secret; write the secret itself")
         return text
 
 
@@ -202,7 +234,8 @@ def _setting(section: str, field: dataclasses.Field[Value], hint: object) -> Set
         hint, nothing = hint.__args__
         assert nothing is types.NoneType, f"{section}.{field.name}: only `X | None` may be a union"
     choices = typing.get_args(hint) if typing.get_origin(hint) is Literal else ()
-    kind = str if choices else hint
+    listed = hint == tuple[str, ...]
+    kind = str if choices or listed else hint
     assert isinstance(kind, type), f"{section}.{field.name}: no setting can be a {hint}"
     declaration: _Declaration = field.metadata["declaration"]
     bounds = (declaration.at_least, declaration.at_most)
@@ -212,6 +245,7 @@ def _setting(section: str, field: dataclasses.Field[Value], hint: object) -> Set
         name=field.name,
         kind=kind,
         optional=optional,
+        listed=listed,
         choices=choices,
         default=field.default if field.default is not dataclasses.MISSING else None,
         declaration=declaration,
@@ -235,6 +269,8 @@ def render_toml(config: DataclassInstance, *, preamble: str) -> str:
         lines += ["", "", f"# {heading(type(section))}", f"[{name}]"]
         for one in settings_of(type(section)):
             value = getattr(section, one.name)
+            if one.declaration.secret and value:
+                value = (HIDDEN,) * len(value) if one.listed else HIDDEN
             assignment = f"# {one.name} =" if value is None else f"{one.name} = {_toml(value)}"
             lines += ["", *_comment(f"{one.declaration.meaning} [{one.remarks}]"), assignment]
     return "\n".join(lines) + "\n"
@@ -248,7 +284,9 @@ def _comment(text: str) -> list[str]:
     ]
 
 
-def _toml(value: bool | float | str) -> str:
+def _toml(value: bool | float | str | tuple[str, ...]) -> str:
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_toml, value))}]"
     if isinstance(value, str):
         # JSON's escapes are TOML's; only DEL is allowed in the one and not in the other.
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
@@ -263,7 +301,7 @@ def shown(value: object) -> str:
     """A value as a person would write it in the file, cut where it is long."""
     if value is None:
         return "not set"
-    text = _toml(value) if isinstance(value, bool | int | float | str) else repr(value)
+    text = _toml(value) if isinstance(value, bool | int | float | str | tuple) else repr(value)
     return text if len(text) <= SHOWN_CHARS_MAX else text[:SHOWN_CHARS_MAX] + "..."
 
 

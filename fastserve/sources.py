@@ -204,7 +204,13 @@ def _add_flag(group: argparse._ArgumentGroup, one: Setting) -> None:
     if one.kind is bool:
         group.add_argument(one.flag, dest=one.key, action=argparse.BooleanOptionalAction, help=text)
     else:
-        group.add_argument(one.flag, dest=one.key, metavar=one.placeholder, help=text)
+        group.add_argument(
+            one.flag,
+            dest=one.key,
+            metavar=one.placeholder,
+            action="append" if one.listed else "store",
+            help=text,
+        )
 
 
 def parse_command_line(
@@ -221,8 +227,9 @@ def parse_command_line(
     entries = [
         Entry(
             setting=one,
-            value=given[one.key],
-            text=isinstance(given[one.key], str),  # --x and --no-x come as booleans
+            # A list is as many flags, and commas separate within one.
+            value=",".join(given[one.key]) if one.listed else given[one.key],
+            text=not isinstance(given[one.key], bool),  # --x and --no-x come as booleans
             origin=one.flag,
         )
         for one in all_settings(config)

@@ -12,15 +12,16 @@ import pytest
 from fastserve.config import (
     Config,
     EngineConfig,
-    HTTPConfig,
     ServerConfig,
     config_toml,
     help_text,
     load_config,
 )
+from fastserve.config_http import CORSConfig, HTTPConfig, TLSConfig
 from fastserve.errors import ConfigError
+from fastserve.frontend.access import CORS
 from fastserve.http1.limits import Limits
-from fastserve.settings import Setting, all_settings, sections_of
+from fastserve.settings import HIDDEN, Setting, Value, all_settings, sections_of
 
 SETTINGS = all_settings(Config())
 TOP = Path(__file__).parent.parent
@@ -68,35 +69,132 @@ def test_the_closest_source_wins(
     assert load(argv, environ, file, path=tmp_path).server.port == port
 
 
-def another_value(one: Setting) -> int | float | str:
+# Texts that mean something, and so may not be just any.
+TEXTS = {"uds_mode": "0660", "root_path": "/llm"}
+LISTS = {"allow_origins": ("https://a.example", "http://b.example:8080")}
+# What must be set as well, lest the combination be refused.
+ALSO: dict[str, dict[str, Value]] = {
+    "engine.stall_kill_s": {"engine.stall_unhealthy_s": 0.1},
+    "server.tcp": {"server.uds": "socket"},
+    "tls.key": {"tls.certificate": "pem"},
+    "tls.client_ca": {"tls.certificate": "pem"},
+}
+
+
+def another_value(one: Setting) -> Value:
     """A value that is not the default of `one`."""
+    if one.kind is bool:
+        return not one.default
+    if one.listed:
+        return LISTS.get(one.name, ("a", "b"))
     if one.choices:
         return next(choice for choice in one.choices if choice != one.default)
     if one.ranged:
         assert one.declaration.at_least is not None
         assert one.declaration.at_most is not None
-        value: int | float = one.kind(one.declaration.at_least + 1)
-        return value if value != one.default else one.kind(one.declaration.at_most)
-    return "text"
+        low, high = one.declaration.at_least, one.declaration.at_most
+        value: int | float = one.kind(low + 1 if low + 1 <= high else (low + high) / 2)
+        return value if value != one.default else one.kind(high)
+    return TEXTS.get(one.name, "text")
+
+
+def as_text(value: Value) -> str:
+    return ",".join(value) if isinstance(value, tuple) else str(value)
+
+
+def as_toml(value: Value) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return repr(list(value) if isinstance(value, tuple) else value)
+
+
+def as_flags(one: Setting, value: Value, *, name: str) -> list[str]:
+    if isinstance(value, bool):
+        return [name if value else f"--no-{name.removeprefix('--')}"]
+    return [word for each in (value if one.listed else [value]) for word in (name, str(each))]  # type: ignore[union-attr] # a listed value is a tuple
 
 
 @pytest.mark.parametrize("one", SETTINGS, ids=lambda one: one.key)
 def test_every_setting_can_be_set_by_flag_variable_and_file(one: Setting, tmp_path: Path) -> None:
     value = another_value(one)
-    # An engine cannot be killed before it is unhealthy.
-    rest = ["--engine-stall-unhealthy-s", "0.1"] if one.name == "stall_kill_s" else []
+    also = ALSO.get(one.key, {})
+    flags = {each.key: each.flag for each in SETTINGS}
+    rest = [word for key, more in also.items() for word in (flags[key], str(more))]
     path = tmp_path / "one.toml"
-    path.write_text(f"[{one.section}]\n{one.name} = {value!r}\n")
+    path.write_text(f"[{one.section}]\n{one.name} = {as_toml(value)}\n")
     for config in (
-        load_config([one.flag, str(value), *rest], {}),
-        load_config(["--" + one.flag[2:].replace("-", "_"), str(value), *rest], {}),
-        load_config(rest, {one.variable: str(value)}),
+        load_config([*as_flags(one, value, name=one.flag), *rest], {}),
+        load_config([*as_flags(one, value, name="--" + one.flag[2:].replace("-", "_")), *rest], {}),
+        load_config(rest, {one.variable: as_text(value)}),
         load_config(["--config", str(path), *rest], {}),
     ):
-        assert _changed(config) == {
-            one.key: value,
-            **({"engine.stall_unhealthy_s": 0.1} if rest else {}),
-        }
+        assert _changed(config) == {one.key: value, **also}
+
+
+def test_a_list_is_as_many_flags_or_one_with_commas() -> None:
+    for argv in (["--api-key", "a", "--api-key", "b,c"], ["--api-key=a, b ,c"]):
+        assert load_config(argv, {}).server.api_key == ("a", "b", "c")
+    environ = {"FASTSERVE_API_KEY": "a,b"}
+    assert load_config([], environ).server.api_key == ("a", "b")
+    assert load_config(["--api-key", ""], environ).server.api_key == ()
+
+
+def test_keys_are_not_shown_and_what_is_shown_is_no_key(tmp_path: Path) -> None:
+    shown = config_toml(load_config(["--api-key", "hunter2,hunter3"], {}))
+    assert "hunter" not in shown
+    assert f'api_key = ["{HIDDEN}", "{HIDDEN}"]' in shown
+    [problem] = problems(file=shown, path=tmp_path)
+    assert problem.startswith("server.api_key: (not shown) stands for a secret")
+
+
+def test_a_wrong_key_is_not_shown_either(tmp_path: Path) -> None:
+    [problem] = problems(file='[server]\napi_key = "hunter2"', path=tmp_path)
+    assert problem == "server.api_key: (not shown) is not a list of texts (from my.toml)"
+    [problem] = problems(file='[server]\napi_key = ["hunter2\\u0000"]', path=tmp_path)
+    assert "hunter" not in problem
+
+
+@pytest.mark.parametrize(
+    ("argv", "problem"),
+    [
+        ("--no-tcp", "server.tcp: without it server.uds must be set"),
+        ("--no-tcp --uds x --port-file y", "server.port_file: without server.tcp there is no port"),
+        ("--uds-mode 0888", "server.uds_mode: '0888' is not octal, such as 0660"),
+        ("--uds-mode 7", "server.uds_mode: '7' is not octal, such as 0660"),
+        *(
+            (f"--root-path {path}",
+             (f"server.root_path: {path!r} does not begin with /, ends in it, or has what must be "
+             "percent-encoded"))
+            for path in ("llm", "/llm/", "/", "/a//b", "/a?b", "/a#b", "/é")
+        ),
+        ("--tls-key k.pem", "tls.key: not without tls.certificate"),
+        ("--tls-client-ca c.pem", "tls.client_ca: not without tls.certificate"),
+        ("--cors-allow-origins * --cors-allow-credentials",
+         "cors.allow_credentials: not with origin *: name the origins"),
+        *(
+            (f"--cors-allow-origins {origin}",
+             f"cors.allow_origins: {origin!r} is not SCHEME://HOST[:PORT], null or *")
+            for origin in ("a.example", "https://a.example/", "https://*.example", "HTTPS://a")
+        ),
+        ("--cors-allow-headers x:y", "cors.allow_headers: 'x:y' is not the name of a header"),
+    ],
+)  # fmt: skip
+def test_settings_that_cannot_be_are_refused(argv: str, problem: str, tmp_path: Path) -> None:
+    assert problems(argv, path=tmp_path) == [problem]
+
+
+@pytest.mark.parametrize(
+    "origin", ["https://a.example", "http://[::1]:8080", "app://x", "null", "http://localhost:3000"]
+)
+def test_these_are_origins(origin: str) -> None:
+    assert load_config(["--cors-allow-origins", origin], {}).cors.allow_origins == (origin,)
+
+
+def test_what_access_is_given_of_cors_is_all_of_its_settings() -> None:
+    names = {one.name for one in SETTINGS if one.section == "cors"}
+    assert names == {each.name for each in dataclasses.fields(CORS)}
+    assert CORSConfig().max_age_s == CORS().max_age_s
+    assert TLSConfig().certificate is None
 
 
 def _changed(config: Config) -> dict[str, object]:
@@ -295,7 +393,8 @@ def test_a_printed_configuration_reads_back_as_the_same(tmp_path: Path) -> None:
 def test_help_shows_every_setting_its_range_and_its_default() -> None:
     shown = " ".join(help_text().split())
     for one in SETTINGS:
-        assert f"{one.flag} {one.placeholder} " in shown
+        value = f"--no-{one.flag[2:]}" if one.kind is bool else one.placeholder
+        assert f"{one.flag}{',' if one.kind is bool else ''} {value} " in shown
         assert f"[{one.remarks}]" in shown
 
 

@@ -11,7 +11,15 @@ from typing import ClassVar, Literal
 import pytest
 
 from fastserve.errors import ConfigError
-from fastserve.settings import Section, Setting, Value, all_settings, render_toml, setting
+from fastserve.settings import (
+    HIDDEN,
+    Section,
+    Setting,
+    Value,
+    all_settings,
+    render_toml,
+    setting,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +36,9 @@ class Oven(Section):
     dish: str = setting("pie", "What is in it.")
     cook: str | None = setting(None, "Who to call.", placeholder="NAME")
     timer_s: int | None = setting(None, "When.", unit="seconds", at_least=1, at_most=9)
+    spices: tuple[str, ...] = setting((), "What it tastes of.")
+    recipes: tuple[str, ...] = setting((), "Grandmother's.", secret=True)
+    code: str | None = setting(None, "Of the lock.", secret=True)
 
     def check(self) -> None:
         if self.mode == "grill" and self.fan:
@@ -59,6 +70,10 @@ SETTINGS = {one.name: one for one in all_settings(Kitchen())}
         ("cook", "", None),
         ("timer_s", "9", 9),
         ("timer_s", "", None),
+        ("spices", "salt", ("salt",)),
+        ("spices", "salt, pepper", ("salt", "pepper")),
+        ("spices", "", ()),
+        ("recipes", "a,b", ("a", "b")),
     ],
 )
 def test_texts_are_read_by_the_type_of_the_setting(name: str, text: str, value: Value) -> None:
@@ -89,6 +104,10 @@ def test_texts_are_read_by_the_type_of_the_setting(name: str, text: str, value: 
         ("dish", "a\0b", r"'a\x00b' has a NUL or is not UTF-8"),
         ("dish", "a\udcff", r"'a\udcff' has a NUL or is not UTF-8"),
         ("timer_s", "10", "10 is not from 1 to 9"),
+        ("spices", "salt,,pepper", "must not be empty"),
+        ("recipes", "a,b\0", "(not shown) has a NUL or is not UTF-8"),
+        ("recipes", "(not shown)", "(not shown) stands for a secret; write the secret itself"),
+        ("code", "(not shown)", "(not shown) stands for a secret; write the secret itself"),
     ],
 )
 def test_impossible_texts_are_refused_with_what_would_be_right(
@@ -111,6 +130,10 @@ def test_impossible_texts_are_refused_with_what_would_be_right(
         ("fan", 1, "1 is not true or false"),
         ("dish", 1, "1 is not text"),
         ("cook", {"name": "Ann"}, "{'name': 'Ann'} is not text"),
+        ("spices", "salt", '"salt" is not a list of texts'),
+        ("spices", ["salt", 1], "['salt', 1] is not a list of texts"),
+        ("recipes", "a", "(not shown) is not a list of texts"),
+        ("code", 1234, "(not shown) is not text"),
     ],
 )
 def test_values_of_another_type_are_refused(name: str, value: object, reason: str) -> None:
@@ -146,6 +169,7 @@ def test_only_the_section_named_server_is_left_out(
         name=name,
         kind=trays.kind,
         optional=trays.optional,
+        listed=trays.listed,
         choices=trays.choices,
         default=trays.default,
         declaration=trays.declaration,
@@ -203,7 +227,16 @@ ODD = 'a "b" \\ \t\n\x7f\x1b é \N{GRINNING FACE} \u2028'
 )
 def test_a_rendered_file_reads_back_as_the_same(oven: Oven) -> None:
     table = tomllib.loads(render_toml(Kitchen(oven=oven), preamble="Kitchen."))["oven"]
-    assert Oven(**table) == oven
+    lists = {name: tuple(value) for name, value in table.items() if isinstance(value, list)}
+    assert Oven(**(table | lists)) == oven
+
+
+def test_a_rendered_file_keeps_secrets() -> None:
+    oven = Oven(recipes=("plum", "pear"), code="1234")
+    text = render_toml(Kitchen(oven=oven), preamble="Kitchen.")
+    table = tomllib.loads(text)["oven"]
+    assert (table["recipes"], table["code"]) == ([HIDDEN, HIDDEN], HIDDEN)
+    assert "plum" not in text
 
 
 def test_a_rendered_file_explains_each_setting() -> None:
@@ -213,4 +246,5 @@ def test_a_rendered_file_explains_each_setting() -> None:
         "# Trays in the oven. [1 to 4; default: 2]\ntrays = 4\n\n"
         "# How hot. [0 to 300 degrees; default: 180]\nheat_c = 180.0\n"
     )
-    assert text.endswith("# When. [1 to 9 seconds; default: not set]\n# timer_s =\n")
+    assert "# When. [1 to 9 seconds; default: not set]\n# timer_s =\n" in text
+    assert "# What it tastes of. [default: []]\nspices = []\n" in text

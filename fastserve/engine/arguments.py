@@ -6,7 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fastserve.config import EngineConfig, LaneConfig, LlamaCppConfig, ServerConfig, SimConfig
+    from fastserve.config import (
+        EngineConfig,
+        LaneConfig,
+        LlamaCppConfig,
+        ServerConfig,
+        SimConfig,
+        TrtLlmConfig,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,6 +23,7 @@ class EngineSettings:
     server: ServerConfig
     engine: EngineConfig
     llamacpp: LlamaCppConfig
+    trtllm: TrtLlmConfig
     sim: SimConfig
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 from fastserve.engine.model_files import describe
@@ -35,6 +36,7 @@ def make_engine(settings: EngineSettings, *, run_directory: Path) -> Engine:
                 name=settings.server.served_model_name,
                 max_seq_len=settings.engine.max_seq_len,
                 max_num_seqs=settings.engine.max_num_seqs,
+                kv_cache_tokens=settings.llamacpp.kv_cache_tokens,
                 prefill_chunk_tokens=settings.llamacpp.prefill_chunk_tokens,
                 threads=settings.llamacpp.threads,
                 fallback_directory=run_directory,
@@ -50,6 +52,14 @@ def make_engine(settings: EngineSettings, *, run_directory: Path) -> Engine:
             )
         case "trtllm":
             from fastserve.engine.adapters.trtllm import TensorRTLLMEngine  # noqa: PLC0415
+            from fastserve.engine.trtllm_api import TrtLlmOptions  # noqa: PLC0415
 
-            return TensorRTLLMEngine(describe=describe_model, settings=settings.engine)
+            return TensorRTLLMEngine(
+                describe=describe_model,
+                model=settings.server.model,
+                max_num_seqs=settings.engine.max_num_seqs,
+                options=TrtLlmOptions(**dataclasses.asdict(settings.trtllm)),
+                # The rest is for the process to end in.
+                close_timeout_s=0.8 * settings.server.terminate_timeout_s,
+            )
     raise StartError(f"server.engine: no adapter for {settings.server.engine!r}")

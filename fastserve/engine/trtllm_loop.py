@@ -203,7 +203,10 @@ class GenerationLoop:
         """Keep `delta`, and announce it after whatever else this round of the loop brings.
 
         All results of an engine step are woken in one round; so they become one step here, too.
+        What comes after the engine's end is not the request's own, and is not told as such.
         """
+        if self.error is not None:
+            return
         self._deltas.append(delta)
         if not self._announced:
             self._announced = True

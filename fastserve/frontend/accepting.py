@@ -5,7 +5,7 @@ tends to be the same one. So each looks at the board first: one that holds more 
 least loaded nudges that one, and defers. If nobody has taken the connection after a few
 milliseconds it does: the other may be busy, stopped or dead, and no connection waits for a share.
 
-The event loop has no exclusive wait, so the socket is registered with the loop's own epoll in its
+The event loop has no exclusive wait, so a socket is registered with the loop's own epoll in its
 stead. It is edge-triggered there: a deferred connection must not make the loop spin.
 """
 
@@ -15,16 +15,16 @@ import asyncio
 import errno
 import os
 import select
+import socket
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fastserve.log import get_logger
 
 if TYPE_CHECKING:
-    import socket
-    from collections.abc import Callable
-
-    import uvloop
+    from collections.abc import Callable, Sequence
+    from ssl import SSLContext
 
     from fastserve.metrics.board import Board, Slot
 
@@ -41,24 +41,40 @@ _SLACK_SHIFT = 4
 _SEEN_INTERVAL_S = 0.25
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TLS:
+    """How connections to the port are encrypted. Those to a Unix socket never are."""
+
+    context: SSLContext
+    handshake_timeout_s: float
+
+
 class Accepting:
-    """Accepts on one listening socket until stopped. `board` None: take every connection."""
+    """Accepts on listening sockets until stopped.
+
+    `board` None: take every connection. `connections_max` bounds those in whatever state, also in
+    a TLS handshake, which no protocol knows of yet; one more is closed at once.
+    """
 
     def __init__(
         self,
-        listener: socket.socket,
+        listeners: Sequence[socket.socket],
         *,
         lane: int,
         slot: Slot,
         board: Board | None,
+        connections_max: int,
         protocol: Callable[[], asyncio.Protocol],
+        tls: TLS | None = None,
     ) -> None:
-        self._loop: uvloop.Loop = asyncio.get_running_loop()
-        self._listener = listener
+        self._loop = asyncio.get_running_loop()
+        self._listeners = listeners
         self._lane = lane
         self._slot = slot
         self._board = board
+        self._connections_max = connections_max
         self._protocol = protocol
+        self._tls = tls
         self._deferrals = 0
         self._retry: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -68,17 +84,17 @@ class Accepting:
         """Begin to accept."""
         self.active = True
         self._be_seen()
-        self._loop.add_reader(self._listener.fileno(), self._accept)
+        self._listen()
         if self._board is not None:
             self._loop.add_reader(self._board.nudge_fd(self._lane), self._on_nudge)
             await self._wait_exclusively()
 
     def stop(self) -> None:
-        """Accept no more. What waits in the socket is for the other acceptors."""
+        """Accept no more. What waits in the sockets is for the other acceptors."""
         if not self.active:
             return
         self.active = False
-        self._loop.remove_reader(self._listener.fileno())
+        self._listen_no_more()
         self._seen_timer.cancel()
         if self._retry is not None:
             self._retry.cancel()
@@ -88,14 +104,26 @@ class Accepting:
             _, lane = self._board.least_loaded(now_ns=time.monotonic_ns())
             self._board.nudge(lane)
 
+    def _listen(self) -> None:
+        for listener in self._listeners:
+            self._loop.add_reader(listener.fileno(), self._accept)
+
+    def _listen_no_more(self) -> None:
+        for listener in self._listeners:
+            self._loop.remove_reader(listener.fileno())
+
     async def _wait_exclusively(self) -> None:
         # The loop registers a reader when it next polls; only then is there one to replace.
         await asyncio.sleep(0.001)
         # A duplicate: the epoll object closes its descriptor when it is collected.
-        epoll = select.epoll.fromfd(os.dup(self._loop._get_backend_id()))  # noqa: SLF001 - no API
-        fd = self._listener.fileno()
-        epoll.unregister(fd)
-        epoll.register(fd, select.EPOLLIN | select.EPOLLEXCLUSIVE | select.EPOLLET)
+        # It is uvloop's, and in no interface.
+        backend_fd = self._loop._get_backend_id()  # type: ignore[attr-defined] # noqa: SLF001
+        epoll = select.epoll.fromfd(os.dup(backend_fd))
+        for listener in self._listeners:
+            epoll.unregister(listener.fileno())
+            epoll.register(
+                listener.fileno(), select.EPOLLIN | select.EPOLLEXCLUSIVE | select.EPOLLET
+            )
         epoll.close()
 
     def _be_seen(self) -> None:
@@ -109,19 +137,26 @@ class Accepting:
 
     def _accept(self) -> None:
         """Take connections while there are any and it is our turn."""
+        for listener in self._listeners:
+            self._accept_on(listener)
+
+    def _accept_on(self, listener: socket.socket) -> None:
         while self.active and not self._defers():
             try:
-                connection, _ = self._listener.accept()
+                connection, _ = listener.accept()
             except BlockingIOError:
                 self._deferrals = 0
                 return
             except OSError as error:
                 if error.errno in _EXHAUSTED:
-                    log.warning_burst("cannot accept", error=error.strerror)
-                    self._retry_in(_EXHAUSTED_BACKOFF_S)
+                    self._back_off(error)
                     return
                 continue  # that connection is gone already; accept(2) names several ways
             self._deferrals = 0
+            if self._slot.connections >= self._connections_max:
+                log.warning_burst("closing a connection: too many", most=self._connections_max)
+                connection.close()
+                continue
             self._slot.connections += 1
             task = self._loop.create_task(self._connect(connection))
             self._tasks.add(task)
@@ -137,18 +172,37 @@ class Accepting:
             return False
         self._deferrals += 1
         self._board.nudge(lane)
-        self._retry_in(_DEFERRAL_S)
+        self._retry_in(_DEFERRAL_S, self._accept)
         return True
 
-    def _retry_in(self, delay_s: float) -> None:
+    def _back_off(self, error: OSError) -> None:
+        """Out of something that only comes back when connections close: wait, and do not spin."""
+        log.warning_burst("cannot accept", error=error.strerror)
+        if self._board is None:
+            # Level-triggered: the connection that cannot be taken would wake the loop at once.
+            self._listen_no_more()
+            self._retry_in(_EXHAUSTED_BACKOFF_S, self._listen)
+        else:
+            self._retry_in(_EXHAUSTED_BACKOFF_S, self._accept)
+
+    def _retry_in(self, delay_s: float, callback: Callable[[], None]) -> None:
         if self._retry is not None:
             self._retry.cancel()
-        self._retry = self._loop.call_later(delay_s, self._accept)
+        self._retry = self._loop.call_later(delay_s, callback)
 
     async def _connect(self, connection: socket.socket) -> None:
         connection.setblocking(False)
         try:
-            await self._loop.connect_accepted_socket(self._protocol, connection)
-        except OSError:
+            if self._tls is None or connection.family == socket.AF_UNIX:
+                await self._loop.connect_accepted_socket(self._protocol, connection)
+            else:
+                await self._loop.connect_accepted_socket(
+                    self._protocol,
+                    connection,
+                    ssl=self._tls.context,
+                    ssl_handshake_timeout=self._tls.handshake_timeout_s,
+                )
+        except OSError as error:  # a failed handshake among them: scanners, plain HTTP, bad clients
+            log.debug("connection failed", error=str(error))
             connection.close()
             self._slot.connections -= 1

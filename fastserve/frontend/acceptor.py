@@ -15,12 +15,15 @@ from typing import TYPE_CHECKING, assert_never
 import uvloop
 
 from fastserve.control import Drain, EngineGone, Ready
+from fastserve.credentials import server_context
 from fastserve.errors import EngineDead, ShuttingDown, StartError
-from fastserve.frontend.accepting import Accepting
+from fastserve.frontend.accepting import TLS, Accepting
+from fastserve.frontend.access import CORS, OPEN_PATHS, Access
 from fastserve.frontend.exchanges import Frontend
 from fastserve.frontend.liveness import Liveness
 from fastserve.frontend.model import Model
-from fastserve.http1.connection import Connection, Connections
+from fastserve.http1.connection import Connection
+from fastserve.http1.connections import Connections
 from fastserve.http1.limits import Limits
 from fastserve.lane.client import LaneClient
 from fastserve.lane.ids import request_ids
@@ -29,9 +32,9 @@ from fastserve.log import get_logger
 from fastserve.process import keep_memory
 
 if TYPE_CHECKING:
-    from fastserve.config import HTTPConfig
+    from fastserve.config_http import HTTPConfig
     from fastserve.control import ControlSocket
-    from fastserve.frontend.arguments import AcceptorArguments
+    from fastserve.frontend.arguments import AcceptorArguments, AccessArguments
     from fastserve.generation import ModelCard
     from fastserve.lane.messages import ToAcceptor
     from fastserve.metrics.board import Slot
@@ -45,8 +48,10 @@ _LAST_WORDS_S = 1.0
 class _Counted(Connections):
     """The live connections, whose number the other acceptors can see."""
 
-    def __init__(self, slot: Slot) -> None:
-        super().__init__()
+    def __init__(self, slot: Slot, config: HTTPConfig) -> None:
+        super().__init__(
+            admitted_max=config.connections_max, refused_max=config.connections_refused_max
+        )
         self._slot = slot
 
     def discard(self, connection: Connection) -> None:
@@ -66,7 +71,7 @@ class Acceptor:
         self._ready = False
         self._failure: StartError | None = None
         slot = arguments.board.slot(arguments.lane)
-        self._connections = _Counted(slot)
+        self._connections = _Counted(slot, arguments.http)
         self._lane = LaneClient(
             lane=arguments.lane,
             incarnation=arguments.incarnation,
@@ -84,13 +89,16 @@ class Acceptor:
             num_connections=self._connections.__len__,
             connections_max=arguments.http.connections_max,
         )
+        self._app = _guarded(self._frontend, arguments.access)
         self._limits = _limits_of(arguments.http)
         self._accepting = Accepting(
-            arguments.listener,
+            arguments.listeners,
             lane=arguments.lane,
             slot=slot,
             board=arguments.board if arguments.balanced else None,
+            connections_max=arguments.http.connections_max + arguments.http.connections_refused_max,
             protocol=self._connection,
+            tls=_tls_of(arguments.access),
         )
 
     async def run(self) -> None:
@@ -112,7 +120,7 @@ class Acceptor:
 
     def _connection(self) -> Connection:
         return Connection(
-            self._frontend, limits=self._limits, connections=self._connections, loop=self._loop
+            self._app, limits=self._limits, connections=self._connections, loop=self._loop
         )
 
     def _ping_later(self) -> None:
@@ -183,6 +191,27 @@ class Acceptor:
             EngineDead(dead) if dead else ShuttingDown("the server is shutting down")
         )
         await self._connections.wait_closed(timeout_s=_LAST_WORDS_S)
+
+
+def _guarded(frontend: Frontend, access: AccessArguments) -> Access:
+    """The frontend, behind keys and the rules for pages of other origins."""
+    names = CORS.__dataclass_fields__.keys()
+    return Access(
+        frontend,
+        api_keys=access.credentials.api_keys,
+        open_paths=OPEN_PATHS | {"/metrics"} if access.metrics_open else OPEN_PATHS,
+        cors=CORS(**{name: getattr(access.cors, name) for name in names}),
+        root_path=access.root_path,
+    )
+
+
+def _tls_of(access: AccessArguments) -> TLS | None:
+    if access.credentials.certificates is None:
+        return None
+    return TLS(
+        context=server_context(access.credentials.certificates),
+        handshake_timeout_s=access.handshake_timeout_s,
+    )
 
 
 def _limits_of(config: HTTPConfig) -> Limits:

@@ -8,8 +8,21 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import socket
 
-    from fastserve.config import HTTPConfig, LaneConfig, LimitsConfig
+    from fastserve.config import LaneConfig, LimitsConfig
+    from fastserve.config_http import CORSConfig, HTTPConfig
+    from fastserve.credentials import Credentials
     from fastserve.metrics.board import Board
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccessArguments:
+    """Who may ask, from which page, under which path. `metrics_open`: /metrics needs no key."""
+
+    credentials: Credentials
+    cors: CORSConfig
+    root_path: str | None
+    metrics_open: bool
+    handshake_timeout_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,9 +33,10 @@ class AcceptorArguments:
     incarnation: int
     run_directory: str
     key: bytes
-    listener: socket.socket
+    listeners: tuple[socket.socket, ...]
     board: Board
     balanced: bool
+    access: AccessArguments
     http: HTTPConfig
     limits: LimitsConfig
     lane_config: LaneConfig

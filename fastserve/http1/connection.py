@@ -26,52 +26,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from fastserve.http1.application import Application
+    from fastserve.http1.connections import Connections
     from fastserve.http1.limits import Limits
-    from fastserve.http1.message import RequestHead
+    from fastserve.http1.message import Fields, RequestHead
 
 _READING = frozenset({State.NEW, State.IDLE, State.HEAD, State.BODY})
-
-
-class Connections:
-    """The live connections of one acceptor."""
-
-    def __init__(self) -> None:
-        self.draining = False
-        self._live: set[Connection] = set()
-        self._on_empty: asyncio.Event | None = None
-
-    def __len__(self) -> int:
-        return len(self._live)
-
-    def add(self, connection: Connection) -> None:
-        self._live.add(connection)
-
-    def discard(self, connection: Connection) -> None:
-        self._live.discard(connection)
-        if not self._live and self._on_empty is not None:
-            self._on_empty.set()
-
-    def drain(self) -> None:
-        """Close idle connections now and the others after their answer, which says so if it can."""
-        self.draining = True
-        for connection in list(self._live):
-            connection.drain()
-
-    async def wait_closed(self, *, timeout_s: float) -> bool:
-        """Wait until the last connection has closed; False if `timeout_s` passed before that."""
-        if not self._live:
-            return True
-        self._on_empty = asyncio.Event()
-        try:
-            await asyncio.wait_for(self._on_empty.wait(), timeout_s)
-        except TimeoutError:
-            return False
-        return True
-
-    def abort_all(self) -> None:
-        """Close every connection now, whatever is still unsent."""
-        for connection in list(self._live):
-            connection.abort()
 
 
 class Connection(asyncio.Protocol):
@@ -95,6 +54,7 @@ class Connection(asyncio.Protocol):
         "_requests",
         "_socket",
         "_state",
+        "_tls",
         "_transport",
         "_unsent_bytes",
         "_watch",
@@ -129,6 +89,8 @@ class Connection(asyncio.Protocol):
         self._writable = True
         self._reading_paused = False
         self._eof = False
+        # Nothing can be said any more to a TLS client that has finished sending: loops close then.
+        self._tls = False
         self._socket: peer.Socket | None = None
         # What is due depends on the state.
         self._deadline = Deadline(self._loop, self._on_deadline)
@@ -152,7 +114,10 @@ class Connection(asyncio.Protocol):
             self._socket = sock
             self._watch = peer.Watch(sock, self._loop, probe=self._probe, on_gone=self.abort)
             peer.detect_silence(sock, timeout_s=self._limits.write_stall_timeout_s)
-        self._connections.add(self)
+        self._tls = transport.get_extra_info("sslcontext") is not None
+        if not self._connections.admit(self):
+            self._turn_away()
+            return
         self._deadline.set(
             self._limits.drain_first_byte_timeout_s
             if self._connections.draining
@@ -172,7 +137,7 @@ class Connection(asyncio.Protocol):
     def eof_received(self) -> bool:
         """Keep the connection open (True) if there is still something to be said on it."""
         if self._eof:
-            return True
+            return not self._tls
         self._eof = True
         if self._state is State.ANSWERING:
             self._start_watch()
@@ -181,7 +146,7 @@ class Connection(asyncio.Protocol):
             self._refuse(ProtocolError(400, "the request ended before it was complete"))
         elif self._state is not State.FLUSHING:
             self._close()
-        return True
+        return not self._tls
 
     def pause_writing(self) -> None:
         self._writable = False
@@ -359,13 +324,24 @@ class Connection(asyncio.Protocol):
         )
         self._linger()
 
-    def _refusal(self, status: int, message: str) -> Response:
+    def _turn_away(self) -> None:
+        """Answer a connection that is one too many, whatever it was going to say."""
+        refusal = self._refusal(503, "too many connections", headers=((b"Retry-After", b"1"),))
+        self._transport.write(
+            render_response(refusal, request_id=made_request_id(), connection=CLOSE)
+        )
+        if self._connections.may_linger:
+            self._linger()
+        else:
+            self._close()
+
+    def _refusal(self, status: int, message: str, *, headers: Fields = ()) -> Response:
         try:
             body = self._app.error_body(status, message)
         except Exception:
             self._logger.exception("application failed to render an error")
             body = b""
-        return Response(status, body=body)
+        return Response(status, body=body, headers=headers)
 
     def _proceed(self) -> None:
         """Go on after an answer that has been taken."""
@@ -477,7 +453,7 @@ class Connection(asyncio.Protocol):
     def _start_watch(self) -> None:
         """Find out whether a client that has finished sending still waits for its answer."""
         # HTTP/1.0 knows no interim response that could be sent to find out.
-        if self._watch is None or self._head.minor == 0:
+        if self._watch is None or self._tls or self._head.minor == 0:
             self.abort()
         else:
             self._watch.start()

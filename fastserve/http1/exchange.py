@@ -50,6 +50,7 @@ class Exchange:
     `body` is whole and de-chunked. `request_id` is the client's X-Request-Id if it is well-formed,
     else made here. `writable` is False while more than the high water waits for the client: writes
     are still taken then, and are all held in memory. `ended`: no write does anything any more.
+    `headers` are sent with whatever the answer is, beside its own.
     `on_disconnect` is called once if the client goes away before the answer has ended;
     `on_writable` each time `writable` turns True again.
     """
@@ -63,6 +64,7 @@ class Exchange:
         "body",
         "ended",
         "head",
+        "headers",
         "on_disconnect",
         "on_writable",
         "request_id",
@@ -79,6 +81,7 @@ class Exchange:
     ) -> None:
         self.head = head
         self.body = body
+        self.headers: Fields = ()
         self.request_id = _request_id(head)
         self.writable = True
         self.ended = False
@@ -103,6 +106,7 @@ class Exchange:
             render_response(
                 response,
                 request_id=self.request_id,
+                headers=self.headers,
                 connection=self._connection_line(close=close),
                 to_head=self.head.method == "HEAD",
             )
@@ -123,7 +127,7 @@ class Exchange:
             200,
             request_id=self.request_id,
             content=_STREAM_CHUNKED if chunked else _STREAM,
-            headers=headers,
+            headers=headers + self.headers,
             connection=self._connection_line(close=not chunked or not self._connection.persists),
         )
         self._started = True

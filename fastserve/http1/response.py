@@ -68,10 +68,16 @@ def render_head(
 
 
 def render_response(
-    response: Response, *, request_id: str, connection: bytes = b"", to_head: bool = False
+    response: Response,
+    *,
+    request_id: str,
+    headers: Fields = (),
+    connection: bytes = b"",
+    to_head: bool = False,
 ) -> bytes:
-    """Render a whole response. An answer to HEAD (`to_head`) describes its body without having it.
+    """Render a whole response, with `headers` beside its own.
 
+    An answer to HEAD (`to_head`) describes its body without having it.
     Raises ValueError as render_head does.
     """
     status, body = response.status, response.body
@@ -85,7 +91,7 @@ def render_response(
         status,
         request_id=request_id,
         content=content,
-        headers=response.headers,
+        headers=response.headers + headers,
         connection=connection,
     )
     return head if to_head else head + body

@@ -2,7 +2,8 @@
 
 It is anonymous memory (memfd) that children inherit, so no file can be left behind, and it is gone
 with the last process. A slot is a row of 64-bit words; an aligned word is read and written whole,
-so no lock is needed. A respawned acceptor takes over its lane's slot.
+so no lock is needed. A respawned acceptor takes over its lane's slot, and its metrics (catalog.py),
+which stand in a second row.
 
 Beside it stands one eventfd per acceptor, by which the others can nudge it: there is a connection
 for you.
@@ -17,9 +18,14 @@ import time
 from multiprocessing.reduction import DupFd
 from typing import Any
 
+from fastserve.metrics.catalog import ROW_WORDS
+
 # A row is as long as two cache lines, so that acceptors do not slow each other.
 _WORDS = 16
 _ROW_BYTES = _WORDS * 8
+
+# The rows of metrics follow those of the slots; they too begin on cache lines of their own.
+_NUMBERS = -(-ROW_WORDS // _WORDS) * _WORDS
 
 _CONNECTIONS = 0
 _SEEN_NS = 1
@@ -35,14 +41,16 @@ class Board:
     def __init__(self, *, memory_fd: int, nudge_fds: list[int]) -> None:
         self._memory_fd = memory_fd
         self._nudge_fds = nudge_fds
-        size = len(nudge_fds) * _ROW_BYTES
-        self._words = memoryview(mmap.mmap(memory_fd, size)).cast("B").cast("Q")
+        rows = len(nudge_fds)
+        memory = memoryview(mmap.mmap(memory_fd, _bytes_of(rows)))
+        self._words = memory[: rows * _ROW_BYTES].cast("Q")
+        self._numbers = memory[rows * _ROW_BYTES :].cast("d")
 
     @classmethod
     def make(cls, rows: int) -> Board:
         """Make a board for `rows` acceptors."""
         memory_fd = os.memfd_create("fastserve-board", os.MFD_CLOEXEC)
-        os.ftruncate(memory_fd, rows * _ROW_BYTES)
+        os.ftruncate(memory_fd, _bytes_of(rows))
         flags = os.EFD_CLOEXEC | os.EFD_NONBLOCK
         return cls(memory_fd=memory_fd, nudge_fds=[os.eventfd(0, flags) for _ in range(rows)])
 
@@ -53,6 +61,14 @@ class Board:
     def slot(self, row: int) -> Slot:
         """Return the row of lane `row`, for its one writer."""
         return Slot(self._words[row * _WORDS : (row + 1) * _WORDS])
+
+    def numbers(self, row: int) -> memoryview[float]:
+        """Return the metrics of lane `row`, for its one writer."""
+        return self._numbers[row * _NUMBERS : row * _NUMBERS + ROW_WORDS]
+
+    def all_numbers(self) -> list[list[float]]:
+        """Return everybody's metrics, by lane."""
+        return [list(self.numbers(row)) for row in range(len(self._nudge_fds))]
 
     def nudge_fd(self, row: int) -> int:
         """Readable once acceptor `row` was nudged; its owner resets it with os.eventfd_read."""
@@ -100,6 +116,10 @@ class Slot:
     def seen(self) -> None:
         """Note that the acceptor is there, now."""
         self._words[_SEEN_NS] = time.monotonic_ns()
+
+
+def _bytes_of(rows: int) -> int:
+    return rows * (_ROW_BYTES + 8 * _NUMBERS)
 
 
 def _restore(duplicates: list[Any]) -> Board:

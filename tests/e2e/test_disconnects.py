@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
 from functools import partial
@@ -194,24 +195,26 @@ def test_two_hundred_who_leave_at_any_time(sim: Server) -> None:
 
 
 def test_over_the_limit_is_overloaded(narrow: Server) -> None:
-    wires = [Wire(narrow.port).complete(stream=True, **LONG) for _ in range(REQUESTS_IN_FLIGHT_MAX)]
-    _expect_in_engine(narrow, REQUESTS_IN_FLIGHT_MAX)
-    for stream in (True, False):
-        with Wire(narrow.port).complete(stream=stream) as refused:
+    with contextlib.ExitStack() as stack:
+
+        def ask(token_ids: list[int] | None = None, **fields: Any) -> Wire:
+            return stack.enter_context(Wire(narrow.port)).complete(token_ids, **fields)
+
+        wires = [ask(stream=True, **LONG) for _ in range(REQUESTS_IN_FLIGHT_MAX)]
+        _expect_in_engine(narrow, REQUESTS_IN_FLIGHT_MAX)
+        for stream in (True, False):
+            refused = ask(stream=stream)
             error = refused.read_json()["error"]
             assert (refused.status, error["type"], error["code"]) == (
-                503,
-                "overloaded",
-                "overloaded",
-            )
+                503, "overloaded", "overloaded",
+            )  # fmt: skip
             assert int(refused.headers["retry-after"]) >= 1
-    assert narrow.get("/health")[0] == 200
-    wires.pop().close()
-    _expect_in_engine(narrow, REQUESTS_IN_FLIGHT_MAX - 1)
-    # One place is free, and two are asked for.
-    with Wire(narrow.port).complete(n=2) as refused:
-        assert refused.read_json()["error"]["code"] == "overloaded"
-    with Wire(narrow.port).complete(tokens("a"), stream=True) as taken:
+        assert narrow.get("/health")[0] == 200
+        wires.pop().close()
+        _expect_in_engine(narrow, REQUESTS_IN_FLIGHT_MAX - 1)
+        # One place is free, and two are asked for.
+        assert ask(n=2).read_json()["error"]["code"] == "overloaded"
+        taken = ask(tokens("a"), stream=True)
         _expect_in_engine(narrow, REQUESTS_IN_FLIGHT_MAX)
         for wire in wires:
             wire.close()

@@ -6,6 +6,7 @@ event. A dead engine is told of to everybody, on every acceptor, and the server 
 
 from __future__ import annotations
 
+import contextlib
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -136,25 +137,29 @@ def test_words_are_said_without_a_script(client: openai.OpenAI, *, stream: bool)
 
 @pytest.mark.parametrize("how", ["exception", "sigkill", "exit"])
 def test_everybody_hears_that_the_engine_died(how: str) -> None:
-    with Server("--frontends", "2", "--engine", "sim", "--sim-step-ms", "2") as server:
-        streams = [Wire(server.port).complete(stream=True, max_tokens=8000) for _ in range(12)]
+    with (
+        Server("--frontends", "2", "--engine", "sim", "--sim-step-ms", "2") as server,
+        contextlib.ExitStack() as stack,
+    ):
+
+        def connect() -> Wire:
+            return stack.enter_context(Wire(server.port))
+
+        streams = [connect().complete(stream=True, max_tokens=8000) for _ in range(12)]
         for wire in streams:
             wire.read_head()
-        silent: dict[str, Any] = {"delay_ms": 60_000}
-        unanswered = [Wire(server.port).complete(stream=n % 2 == 0, sim=silent) for n in range(12)]
-        # Both acceptors have clients of either kind.
+        # Both acceptors have some.
         assert len({wire.headers["x-request-id"].rpartition("-")[0] for wire in streams}) == 2
+        silent: dict[str, Any] = {"delay_ms": 60_000}
+        unanswered = [connect().complete(stream=n % 2 == 0, sim=silent) for n in range(12)]
+        killer = connect().complete(sim={"die_at": 0, "die_by": how})
         began_s = time.monotonic()
-        with Wire(server.port) as killer:
-            killer.complete(sim={"die_at": 0, "die_by": how})
-            in_parallel(
-                partial(_expect_status, killer),
-                *(partial(_expect_event, wire) for wire in streams),
-                *(partial(_expect_status, wire) for wire in unanswered),
-            )
+        in_parallel(
+            *(partial(_expect_event, wire) for wire in streams),
+            *(partial(_expect_status, wire) for wire in [*unanswered, killer]),
+        )
         assert time.monotonic() - began_s < TOLD_WITHIN_S
-        for wire in streams + unanswered:
-            wire.close()
+        stack.close()
         assert server.wait_exit(deadline_s=EXIT_WITHIN_S) == EXIT_ENGINE_DEAD
 
 

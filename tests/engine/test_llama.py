@@ -310,7 +310,7 @@ def test_a_file_without_a_model_is_refused(tmp_path: Path) -> None:
 
 def batch_of(*parts: tuple[list[int], int, int]) -> llama.Batch:
     """Parts are (tokens, position, sequence), of which each wants its last logits."""
-    batch = llama.Batch(512)
+    batch = llama.Batch(600)
     for ids, position, sequence in parts:
         batch.add(ids, position=position, sequence=sequence, logits=True)
     return batch

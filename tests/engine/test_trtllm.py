@@ -547,11 +547,16 @@ def test_a_fatal_error_in_a_result_is_the_end_of_the_engine(model: Path) -> None
 
     with loaded(model) as (engine, llm):
         first = request_of(engine, llm, submit(ONE))
-        request_of(engine, llm, submit(TWO))
+        second = request_of(engine, llm, submit(TWO))
         first.emit(10)
+        wait_until(lambda: num_deltas(engine) == 1)
         first.fail(CppExecutorError("CUDA error: an illegal memory access"))
-        wait_until(lambda: first.finished)
-        assert engine.step(pump).token_ids == [10]
+        assert engine._runner is not None
+        loop = engine._runner._loop
+        second.fail(ValueError("and this is what came of it"))
+        wait_until(lambda: second.finished and not loop._readers)
+        step = engine.step(pump)
+        assert (step.token_ids, step.finishes) == ([10], {})
         with pytest.raises(EngineDead, match="illegal memory access"):
             engine.step(pump)
         assert not llm.shut_down.is_set()
@@ -731,7 +736,9 @@ def num_deltas(engine: TensorRTLLMEngine) -> int:
 def tokens_under_way(engine: TensorRTLLMEngine) -> list[int]:
     """The tokens of those."""
     assert engine._runner is not None
-    return [token_id for delta in engine._runner._loop._deltas for token_id in delta.token_ids]
+    return [
+        token_id for delta in list(engine._runner._loop._deltas) for token_id in delta.token_ids
+    ]
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

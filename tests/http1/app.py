@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 import uvloop
 
 from fastserve.http1 import sse
-from fastserve.http1.connection import Connection, Connections
+from fastserve.http1.connection import Connection
+from fastserve.http1.connections import Connections
 from fastserve.http1.limits import Limits
 from fastserve.http1.message import RequestHead, Response
 

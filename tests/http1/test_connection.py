@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastserve.http1 import sse
-from fastserve.http1.connection import Connection, Connections
+from fastserve.http1.connection import Connection
+from fastserve.http1.connections import Connections
 from fastserve.http1.limits import Limits
 from fastserve.http1.message import RequestHead, Response
 

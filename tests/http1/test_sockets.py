@@ -15,7 +15,8 @@ import pytest
 import uvloop
 
 from fastserve.http1 import peer, sse
-from fastserve.http1.connection import Connection, Connections
+from fastserve.http1.connection import Connection
+from fastserve.http1.connections import Connections
 from fastserve.http1.limits import Limits
 from fastserve.http1.message import RequestHead, Response
 
