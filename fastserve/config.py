@@ -169,6 +169,12 @@ class RespawnConfig(Section):
         at_most=1000,
     )
     window_s: float = seconds(60.0, "The window of restarts_max.", at_least=1)
+    silent_timeout_s: float = seconds(
+        10.0,
+        "An acceptor whose event loop has not run for this long (stopped, or stuck) is killed and "
+        "started again.",
+        at_least=1,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

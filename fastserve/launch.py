@@ -167,6 +167,7 @@ def _supervisor(
         deadlines=_deadlines(config),
         on_progress=display.progress,
         on_ready=display.ready,
+        seen_s=lambda lane: board.seen_ns(lane) / 1e9,
     )
 
 
@@ -174,6 +175,7 @@ def _deadlines(config: Config) -> Deadlines:
     return Deadlines(
         start_timeout_s=config.server.start_timeout_s,
         stall_kill_s=config.engine.stall_kill_s,
+        silent_timeout_s=config.respawn.silent_timeout_s,
         drain_timeout_s=config.server.drain_timeout_s,
         terminate_timeout_s=config.server.terminate_timeout_s,
         engine_dead_exit_timeout_s=config.server.engine_dead_exit_timeout_s,

@@ -7,6 +7,7 @@
 #include <ctype.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
@@ -207,12 +208,12 @@ static void on_framing(struct answer *answer, unsigned char byte) {
     switch (answer->state) {
     case SIZE:
         if (isxdigit(byte) && answer->size_digits < 15) {
-            unsigned digit = isdigit(byte) ? byte - '0' : (unsigned)(tolower(byte) - 'a' + 10);
-            answer->left = answer->left * 16 + digit;
+            int digit = isdigit(byte) ? byte - '0' : tolower(byte) - 'a' + 10;
+            answer->left = answer->left * 16 + (unsigned)digit;
             answer->size_digits++;
             return;
         }
-        if (!answer->size_digits || !strchr("\r\n; \t", byte)) {
+        if (!answer->size_digits || !byte || !strchr("\r\n; \t", byte)) {
             answer->state = BROKEN;
             return;
         }

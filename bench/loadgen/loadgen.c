@@ -39,7 +39,7 @@ struct send {
 
 static struct {
     char host[256], port[16];
-    unsigned connections, check;
+    unsigned connections;
     uint64_t begin_ns, ramp_ns, window_begin_ns, window_end_ns, give_up_ns;
     struct request *requests;
     unsigned num_requests;
@@ -112,7 +112,8 @@ static void read_send(void) {
     plan.sends = grown(plan.sends, plan.num_sends, sizeof *plan.sends);
     struct send *send = &plan.sends[plan.num_sends++];
     if (scanf("%" SCNu64 " %u", &send->at_ns, &send->request) != 2) die("send");
-    if (send->request >= plan.num_requests) die("send: no such request");
+    if (send->request >= plan.num_requests) die("send");
+    send->at_ns += plan.begin_ns;
 }
 
 static bool read_number(const char *word) {
@@ -334,9 +335,11 @@ static uint64_t start_due(uint64_t now_ns) {
     return num_idle ? pause_until_ns : UINT64_MAX;
 }
 
+// An open loop is over with its last answer, so that nobody waits out a trace's window.
 static bool is_over(uint64_t now_ns) {
-    if (now_ns < plan.window_end_ns) return false;
-    return now_ns >= plan.give_up_ns || (!num_in_flight && next_send == plan.num_sends);
+    if (now_ns >= plan.give_up_ns) return true;
+    if (num_in_flight || next_send < plan.num_sends) return false;
+    return plan.num_sends || now_ns >= plan.window_end_ns;
 }
 
 static uint64_t failures(void) {
@@ -384,7 +387,7 @@ static void run(void) {
     for (;;) {
         uint64_t now_ns = clock_ns(CLOCK_MONOTONIC);
         uint64_t clock_next_ns = on_clock(now_ns);
-        if (is_over(now_ns)) return;
+        if (is_over(now_ns)) break;
         uint64_t start_next_ns = start_due(now_ns);
         // A moment that is past already, as after a pause, is one to wait for all the same.
         uint64_t next_ns = start_next_ns < clock_next_ns ? start_next_ns : clock_next_ns;
@@ -398,16 +401,19 @@ static void run(void) {
             else if (read(timer, &expired, sizeof expired) < 0 && errno != EAGAIN) die("timer");
         }
     }
+    uint64_t now_ns = clock_ns(CLOCK_MONOTONIC);
+    if (now_ns < plan.window_end_ns) plan.window_end_ns = now_ns;
+    on_clock(now_ns);
 }
 
 static void print_result(void) {
     printf("{\"result\": {\"chunks\": %" PRIu64 ", \"merged\": %" PRIu64 ", \"reads\": %" PRIu64
            ", \"bytes\": %" PRIu64 ", \"requests\": %" PRIu64 ", \"answered\": %" PRIu64
            ", \"opened\": %" PRIu64 ", \"unfinished\": %zu, \"cpu_ns\": %" PRIu64
-           ", \"failures\": {",
+           ", \"window_ns\": %" PRIu64 ", \"failures\": {",
            counted.chunks, counted.merged, counted.reads, counted.bytes, counted.requests,
            counted.answered, counted.opened, num_in_flight + plan.num_sends - next_send,
-           cpu_ended_ns - cpu_began_ns);
+           cpu_ended_ns - cpu_began_ns, plan.window_end_ns - plan.window_begin_ns);
     for (unsigned i = 0; i < FAILURES; i++)
         printf("%s\"%s\": %" PRIu64, i ? ", " : "", FAILURE_NAMES[i], counted.failures[i]);
     printf("}, ");

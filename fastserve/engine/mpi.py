@@ -26,6 +26,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fastserve.engine import mpi_shm
 from fastserve.engine.mpi_release import broken, fail, pool_of, release
 from fastserve.engine.mpi_watch import IdentityWatch, RankIdentity, descendants, kill_all
 from fastserve.errors import EngineDead, StartError
@@ -86,6 +87,7 @@ class MpiSession:
     reason = ""
     exit_is_free = True
     """Whether the interpreter can end by itself. If not, only os._exit ends the process."""
+    _rank_first = 0
 
     def __init__(
         self,
@@ -128,6 +130,7 @@ class MpiSession:
         self._enter(SessionState.STARTING)
         deadline_s = time.monotonic() + timeout_s
         try:
+            mpi_shm.sweep()
             self._before = descendants()
             self._executor = self._make_executor()
             self._await_boot(self._executor, deadline_s)
@@ -173,14 +176,23 @@ class MpiSession:
         self._tell()
 
     def _meet(self, deadline_s: float) -> None:
-        futures = self._submit(_who_are_you)
+        futures = self._submit(_who_are_you, self._rank_first)
         if not self.wait(futures, timeout_s=deadline_s - time.monotonic()):
             raise StartError("the MPI ranks do not say who they are")
         self.ranks = sorted((one.result() for one in futures), key=lambda one: one.rank)
         self._watch = IdentityWatch(self.ranks)
         self._poll.register(self._watch.fd, select.EPOLLIN)
         self._processes = descendants() - self._before
+        mpi_shm.unlink(mpi_shm.mapped(self._local_pids(), prefixes=mpi_shm.MPICH))
         self.check()
+
+    def _local_pids(self) -> list[int]:
+        spawned = [one.pid for one in self._spawned()]
+        return [os.getpid(), *spawned, *(one.pid for one in self.ranks if one.is_local)]
+
+    def _spawned(self) -> set[ProcessKey]:
+        """The job's processes: launcher and ranks, as far as they descend from this one."""
+        return descendants() - self._before if self._processes is None else self._processes
 
     # --- work ---
 
@@ -288,6 +300,7 @@ class MpiSession:
                 concurrent.futures.wait(pending, timeout=min(grace_s, FUTURES_GRACE_S_MAX))
             for future in pending:
                 fail(future, EngineDead(self.reason))
+            mpi_shm.unlink(mpi_shm.mapped(self._local_pids()))
             self._kill()
         self._close()
 
@@ -352,7 +365,7 @@ class MpiSession:
         return True
 
     def _kill(self) -> None:
-        kill_all(descendants() - self._before if self._processes is None else self._processes)
+        kill_all(self._spawned())
         if self._watch is not None:
             self._watch.kill()
 
@@ -379,6 +392,8 @@ class MpiWorld(MpiSession):
     Its size is without rank 0. What is left of it after a loss is for the launcher to end, which it
     does once rank 0 has exited without MPI_Finalize, as by os._exit.
     """
+
+    _rank_first = 1
 
     def __init__(self) -> None:
         super().__init__(0)
@@ -461,8 +476,8 @@ def _find_launcher() -> None:
         os.environ["PATH"] = f"{programs}{os.pathsep}{path}"
 
 
-def _who_are_you() -> RankIdentity:
+def _who_are_you(rank_first: int) -> RankIdentity:
     """On each rank. All take part in the barrier, so none answers twice."""
     workers = _import_futures().get_comm_workers()
     workers.Barrier()
-    return RankIdentity.of_this_process(rank=int(workers.Get_rank()))
+    return RankIdentity.of_this_process(rank=rank_first + int(workers.Get_rank()))

@@ -83,6 +83,10 @@ class Board:
         """Return the number of connections that each acceptor holds, by lane."""
         return self._words[_CONNECTIONS::_WORDS].tolist()
 
+    def seen_ns(self, row: int) -> int:
+        """Return when acceptor `row` last said that it is there (monotonic; 0: not yet)."""
+        return self._words[row * _WORDS + _SEEN_NS]
+
     def least_loaded(self, *, now_ns: int) -> tuple[int, int]:
         """Return (connections, lane) of the acceptor that holds the fewest, of those seen lately.
 

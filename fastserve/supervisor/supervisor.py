@@ -40,11 +40,13 @@ _POLL_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deadlines:
-    """Seconds: for the engine to be ready, for it to finish a step while it has work, for requests
-    to finish, for a process told to stop, and for clients to be answered once the engine is dead."""
+    """Seconds: for the engine to be ready, for it to finish a step while it has work, for an
+    acceptor to be seen, for requests to finish, for a process told to stop, and for clients to be
+    answered once the engine is dead."""
 
     start_timeout_s: float
     stall_kill_s: float
+    silent_timeout_s: float
     drain_timeout_s: float
     terminate_timeout_s: float
     engine_dead_exit_timeout_s: float
@@ -60,7 +62,11 @@ class Outcome:
 
 
 class Supervisor:
-    """One engine and its acceptors. `on_ready` is called once, `on_progress` as the model loads."""
+    """One engine and its acceptors.
+
+    `on_ready` is called once, `on_progress` as the model loads. `seen_s` tells when an acceptor's
+    event loop last ran, by its number (monotonic).
+    """
 
     def __init__(
         self,
@@ -71,6 +77,7 @@ class Supervisor:
         deadlines: Deadlines,
         on_progress: Callable[[float], None],
         on_ready: Callable[[str], None],
+        seen_s: Callable[[int], float],
     ) -> None:
         self._engine = engine
         self._acceptors = acceptors
@@ -79,6 +86,7 @@ class Supervisor:
         self._deadlines = deadlines
         self._on_progress = on_progress
         self._on_ready = on_ready
+        self._seen_s = seen_s
         self._selector = selectors.DefaultSelector()
         self._outcome: Outcome | None = None
         self._engine_gone: EngineGone | None = None
@@ -87,6 +95,7 @@ class Supervisor:
         self._steps = 0
         self._progress_s = 0.0
         self._to_replace: list[Child] = []
+        self._killed_as_silent: set[Child] = set()
         self._ready = False
         self._forced_by: int | None = None
 
@@ -134,6 +143,7 @@ class Supervisor:
             if late and not self._ready:
                 self._end(EXIT_ENGINE_DEAD, "not ready within server.start_timeout_s")
             self._kill_if_stalled()
+            self._kill_if_silent()
         return self._outcome
 
     def _kill_if_stalled(self) -> None:
@@ -144,6 +154,21 @@ class Supervisor:
         if stalled_s > self._deadlines.stall_kill_s:
             log.error("engine stalled, killing it", stalled_s=round(stalled_s, 1))
             self._engine.kill()
+
+    def _kill_if_silent(self) -> None:
+        """A stopped acceptor holds its clients and takes no more: its successor will."""
+        for lane, acceptor in enumerate(self._acceptors):
+            if acceptor.state is not ChildState.RUNNING:
+                continue
+            silent_s = time.monotonic() - self._seen_s(lane)
+            if silent_s > self._deadlines.silent_timeout_s:
+                log.error(
+                    "acceptor silent, killing it",
+                    acceptor=acceptor.spec.name,
+                    silent_s=round(silent_s, 1),
+                )
+                acceptor.kill()
+                self._killed_as_silent.add(acceptor)
 
     def _poll(self, timeout_s: float) -> None:
         for key, _ in self._selector.select(max(timeout_s, 0.0)):
@@ -251,7 +276,7 @@ class Supervisor:
                 del self._to_replace[0]
             if child.failure:
                 self._end(EXIT_CONFIG, child.failure)  # trying again cannot help
-            elif expected:
+            elif expected and child not in self._killed_as_silent:
                 child.exited_s.pop()  # as asked, so no crash
                 self._spawn(child)
             else:
@@ -271,6 +296,7 @@ class Supervisor:
         self._end(code, reason, drain_timeout_s=self._deadlines.engine_dead_exit_timeout_s)
 
     def _on_acceptor_death(self, child: Child, how: str, *, now_s: float) -> None:
+        self._killed_as_silent.discard(child)
         verdict = on_exit(
             essential=child.spec.essential,
             exits_s=child.exited_s,

@@ -155,6 +155,15 @@ def test_a_dead_acceptor_is_replaced_and_others_do_not_notice(server: Server) ->
     assert "respawning" in server.log
 
 
+def test_a_stopped_acceptor_is_noticed_and_replaced() -> None:
+    with Server(*SIM, "--frontends", "2", "--respawn-silent-timeout-s", "1") as server:
+        victim = server.find("acceptor 0")
+        victim.suspend()
+        wait_until(lambda: server.find("acceptor 0").pid != victim.pid)
+        assert "acceptor silent" in server.log
+        assert all(Stream(server, max_tokens=5).wait() == "length" for _ in range(4))
+
+
 def test_a_crash_loop_ends_the_server_with_the_reason() -> None:
     with Server(*SIM, "--frontends", "2", "--respawn-restarts-max", "1") as server:
         for _ in range(2):
