@@ -40,6 +40,7 @@ def measure(*, running: int, seconds: float) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as directory:
         arguments = EngineArguments(
             run_directory=directory,
+            incarnation=0,
             key=secrets.token_bytes(32),
             settings=EngineSettings(
                 server=config.server,
@@ -59,6 +60,7 @@ def measure(*, running: int, seconds: float) -> dict[str, float]:
         client = LaneClient(
             lane=0,
             incarnation=0,
+            engine_incarnation=0,
             run_directory=Path(directory),
             key=arguments.key,
             in_flight_frames_max=10_000,

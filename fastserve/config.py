@@ -246,6 +246,15 @@ class EngineConfig(Section):
         at_least=0,
         at_most=65_536,
     )
+    respawn: int = setting(
+        0,
+        "How often within respawn_window_s an engine that died is started again, while requests are "
+        "answered 503; once more and the server exits with code 70.",
+        unit="times",
+        at_least=0,
+        at_most=1000,
+    )
+    respawn_window_s: float = seconds(3600.0, "The window of respawn.", at_least=1)
     stall_unhealthy_s: float = seconds(
         30.0, "An engine that has work and finishes no step for this long makes /health answer 503."
     )

@@ -64,12 +64,18 @@ class LaneClosed(msgspec.Struct, frozen=True, tag="lane_closed"):
 
 
 class EngineGone(msgspec.Struct, frozen=True, tag="engine_gone"):
-    """Supervisor -> acceptor: the engine is dead, and this is why. Sticky until it is back."""
+    """Supervisor -> acceptor: the engine is dead, and this is why. True until EngineSpawned."""
 
     reason: str
 
 
-ControlMessage = Progress | Ready | Failed | Beat | Stop | Drain | LaneClosed | EngineGone
+class EngineSpawned(msgspec.Struct, frozen=True, tag="engine_spawned"):
+    """Supervisor -> acceptor: the engine's successor is starting; attach to it."""
+
+    incarnation: int
+
+
+ControlMessage = Progress | Ready | Failed | Beat | Stop | Drain | LaneClosed | EngineGone | EngineSpawned
 
 _decoder = msgspec.json.Decoder(ControlMessage)
 

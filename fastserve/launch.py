@@ -112,26 +112,33 @@ def _supervisor(
 ) -> Supervisor:
     key = secrets.token_bytes(32)
     board = Board.make(config.server.frontends)
-    engine = ChildSpec(
-        name="engine",
-        title="fastserve: engine",
-        target="fastserve.engine.process:main",
-        arguments=lambda _: EngineArguments(
-            run_directory=str(run_directory),
-            key=key,
-            settings=EngineSettings(
-                server=replace(config.server, api_key=()),  # no concern of the engine's
-                engine=config.engine,
-                llamacpp=config.llamacpp,
-                trtllm=config.trtllm,
-                sim=config.sim,
+
+    def child(spec: ChildSpec) -> Child:
+        return Child(spec, log_level=config.log.level, log_format=config.log.format)
+
+    engine = child(
+        ChildSpec(
+            name="engine",
+            title="fastserve: engine",
+            target="fastserve.engine.process:main",
+            arguments=lambda incarnation: EngineArguments(
+                run_directory=str(run_directory),
+                incarnation=incarnation,
+                key=key,
+                settings=EngineSettings(
+                    server=replace(config.server, api_key=()),  # no concern of the engine's
+                    engine=config.engine,
+                    llamacpp=config.llamacpp,
+                    trtllm=config.trtllm,
+                    sim=config.sim,
+                ),
+                lane_config=config.lane,
             ),
-            lane_config=config.lane,
-        ),
-        essential=True,
-        own_session=True,
-        keep_mpi=any(name in os.environ for name in _LAUNCHERS),
-        environment=_ENGINE_ENVIRONMENT,
+            essential=True,
+            own_session=True,
+            keep_mpi=any(name in os.environ for name in _LAUNCHERS),
+            environment=_ENGINE_ENVIRONMENT,
+        )
     )
 
     def acceptor(lane: int) -> ChildSpec:
@@ -142,6 +149,7 @@ def _supervisor(
             arguments=lambda incarnation: AcceptorArguments(
                 lane=lane,
                 incarnation=incarnation,
+                engine_incarnation=engine.incarnation,
                 run_directory=str(run_directory),
                 key=key,
                 listeners=listeners.sockets_for(lane),
@@ -155,14 +163,14 @@ def _supervisor(
             ),
         )
 
-    def child(spec: ChildSpec) -> Child:
-        return Child(spec, log_level=config.log.level, log_format=config.log.format)
-
     return Supervisor(
-        engine=child(engine),
+        engine=engine,
         acceptors=[child(acceptor(lane)) for lane in range(config.server.frontends)],
         policy=RespawnPolicy(
             restarts_max=config.respawn.restarts_max, window_s=config.respawn.window_s
+        ),
+        engine_policy=RespawnPolicy(
+            restarts_max=config.engine.respawn, window_s=config.engine.respawn_window_s
         ),
         deadlines=_deadlines(config),
         on_progress=display.progress,

@@ -32,6 +32,7 @@ class EngineArguments:
     """Everything that the engine is given, in its spawn arguments. `key` signs the lanes."""
 
     run_directory: str
+    incarnation: int
     key: bytes
     settings: EngineSettings
     lane_config: LaneConfig

@@ -20,6 +20,7 @@ def main(control: ControlSocket, arguments: EngineArguments) -> None:
     run_directory = Path(arguments.run_directory)
     lanes = LaneServer(
         run_directory=run_directory,
+        engine_incarnation=arguments.incarnation,
         key=arguments.key,
         in_flight_frames_max=arguments.lane_config.in_flight_frames_max,
         full_timeout_s=arguments.lane_config.full_timeout_s,

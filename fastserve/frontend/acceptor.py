@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, assert_never
 
 import uvloop
 
-from fastserve.control import Drain, EngineGone, Ready
+from fastserve.control import Drain, EngineGone, EngineSpawned, Ready
 from fastserve.credentials import server_context
 from fastserve.errors import EngineDead, ShuttingDown, StartError
 from fastserve.frontend.accepting import TLS, Accepting
@@ -72,13 +72,7 @@ class Acceptor:
         self._failure: StartError | None = None
         slot = arguments.board.slot(arguments.lane)
         self._connections = _Counted(slot, arguments.http)
-        self._lane = LaneClient(
-            lane=arguments.lane,
-            incarnation=arguments.incarnation,
-            run_directory=Path(arguments.run_directory),
-            key=arguments.key,
-            in_flight_frames_max=arguments.lane_config.in_flight_frames_max,
-        )
+        self._lane = self._attach(arguments.engine_incarnation)
         self._frontend = Frontend(
             loop=self._loop,
             engine=self._lane,
@@ -105,8 +99,6 @@ class Acceptor:
         """Serve until told to drain, or to stop, or the supervisor is gone. Raises StartError."""
         self._loop.add_signal_handler(signal.SIGTERM, self._stop.set)
         self._loop.add_reader(self._control.fileno(), self._on_control)
-        self._loop.add_reader(self._lane.fd, self._on_lane)
-        self._on_lane()  # the descriptor signals edges, and one may have passed
         await self._accepting.start()
         self._ping_later()
         await self._stop.wait()
@@ -132,6 +124,26 @@ class Acceptor:
 
     # ---- the lane
 
+    def _attach(self, engine_incarnation: int) -> LaneClient:
+        lane = LaneClient(
+            lane=self._arguments.lane,
+            incarnation=self._arguments.incarnation,
+            engine_incarnation=engine_incarnation,
+            run_directory=Path(self._arguments.run_directory),
+            key=self._arguments.key,
+            in_flight_frames_max=self._arguments.lane_config.in_flight_frames_max,
+        )
+        self._loop.add_reader(lane.fd, self._on_lane)
+        # The descriptor signals edges, and one may have passed.
+        self._loop.call_soon(self._on_lane)
+        return lane
+
+    def _on_engine_spawned(self, incarnation: int) -> None:
+        self._loop.remove_reader(self._lane.fd)
+        self._lane.close(linger_ms=0)
+        self._lane = self._frontend.engine = self._attach(incarnation)
+        self._frontend.liveness.begin_again()
+
     def _on_lane(self) -> None:
         for message in self._lane.receive():
             self._on_message(message)
@@ -149,6 +161,8 @@ class Acceptor:
                 assert_never(message)
 
     def _load(self, card: ModelCard) -> None:
+        if self._frontend.model is not None and self._frontend.model.card == card:
+            return  # a successor of the engine, with the same model
         try:
             self._frontend.model = Model(
                 card, template_bytes_max=self._arguments.limits.text_template_bytes_max
@@ -173,6 +187,8 @@ class Acceptor:
             match message:
                 case EngineGone(reason):
                     self._frontend.on_engine_gone(reason)
+                case EngineSpawned(incarnation):
+                    self._on_engine_spawned(incarnation)
                 case Drain(timeout_s):
                     self._drain_timeout_s = timeout_s
                     self._stop.set()

@@ -31,6 +31,7 @@ class AcceptorArguments:
 
     lane: int
     incarnation: int
+    engine_incarnation: int
     run_directory: str
     key: bytes
     listeners: tuple[socket.socket, ...]

@@ -89,7 +89,7 @@ class Frontend:
         self.liveness = liveness
         self.draining = False
         self._loop = loop
-        self._engine = engine
+        self.engine = engine
         self._request_ids = request_ids
         self._requests_in_flight_max = requests_in_flight_max
         self._off_loop_bytes_min = off_loop_bytes_min
@@ -248,7 +248,7 @@ class Frontend:
         for choice, submit in zip(answer.choices, submits, strict=True):
             self._choices[choice.request_id] = choice
             try:
-                self._engine.send(submit)
+                self.engine.send(submit)
             except Overloaded as error:
                 answer.fail(error)
                 return
@@ -323,7 +323,7 @@ class Frontend:
         if self.liveness.dead is not None:
             return
         try:
-            self._engine.send(Abort(request_ids))
+            self.engine.send(Abort(request_ids))
         except Overloaded:
             log.warning_burst("the lane is full, an abort was lost", ids=len(request_ids))
 

@@ -21,6 +21,10 @@ class Liveness:
         self._stall_unhealthy_s = stall_unhealthy_s
         self._progress_s = 0.0
 
+    def begin_again(self) -> None:
+        """A successor of the dead engine is starting."""
+        self.dead = self.heartbeat = None
+
     @property
     def ready(self) -> bool:
         """Whether the model is loaded."""

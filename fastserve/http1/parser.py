@@ -27,9 +27,10 @@ _ABSOLUTE_LINE = re.compile(
 )
 _ASTERISK_LINE = re.compile(rb"OPTIONS \* HTTP/1\.([01])\r\n")
 # A line with three parts that could be HTTP of another version (RFC 9110 15.6.6).
-_OTHER_VERSION = re.compile(rb"[^ ]+ [^ ]+ HTTP/[0-9]\.[0-9]\r\n")
+_OTHER_VERSION = re.compile(rb"[^ \r\n]+ [^ \r\n]+ HTTP/[0-9]\.[0-9]\r\n")
 # RFC 9110 5.6.2, as far as a line goes; the method of a line that is not complete yet.
 _METHOD = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]{1,32})(?: |\Z)")
+_METHOD_BYTES_MAX = 32
 _METHODS = frozenset({b"GET", b"HEAD", b"POST", b"OPTIONS", b"PUT", b"PATCH", b"DELETE"})
 # RFC 9112 3.2, RFC 3986 3.2.2. "%" is in no class, or backtracking would be exponential.
 _HOST = re.compile(
@@ -114,6 +115,9 @@ def _line_refusal(line: bytes) -> ProtocolError:
 
 
 def _check_method(method: bytes) -> None:
+    # As it would be before the line is complete: an answer does not depend on how bytes arrive.
+    if len(method) > _METHOD_BYTES_MAX:
+        raise ProtocolError(400, "not an HTTP request")
     # CONNECT and TRACE are among those not implemented: nothing is tunnelled or reflected.
     if method not in _METHODS:
         raise ProtocolError(501, f"method {method.decode()} is not implemented")

@@ -20,9 +20,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def ingress_address(run_directory: Path) -> str:
-    """Return where the engine listens for every acceptor."""
-    return f"ipc://{run_directory}/ingress"
+def ingress_address(run_directory: Path, *, engine_incarnation: int) -> str:
+    """Return where that incarnation of the engine listens for every acceptor.
+
+    Each has its own, so that no message meant for a dead one reaches its successor.
+    """
+    return f"ipc://{run_directory}/ingress-{engine_incarnation}"
 
 
 class LaneClient:
@@ -33,6 +36,7 @@ class LaneClient:
         *,
         lane: int,
         incarnation: int,
+        engine_incarnation: int,
         run_directory: Path,
         key: bytes,
         in_flight_frames_max: int,
@@ -44,11 +48,11 @@ class LaneClient:
         self._context = zmq.Context()
         self._outputs = self._context.socket(zmq.PULL)
         self._outputs.set_hwm(in_flight_frames_max)
-        address = f"ipc://{run_directory}/lane-{lane}-{incarnation}"
+        address = f"ipc://{run_directory}/lane-{lane}-{incarnation}-{engine_incarnation}"
         self._outputs.bind(address)
         self._ingress = self._context.socket(zmq.PUSH)
         self._ingress.set_hwm(in_flight_frames_max)
-        self._ingress.connect(ingress_address(run_directory))
+        self._ingress.connect(ingress_address(run_directory, engine_incarnation=engine_incarnation))
         self.send(Attach(lane=lane, incarnation=incarnation, address=address))
 
     @property

@@ -50,7 +50,13 @@ class LaneServer:
     """Bound for its whole life; lanes come and go by `attach` and `detach`."""
 
     def __init__(
-        self, *, run_directory: Path, key: bytes, in_flight_frames_max: int, full_timeout_s: float
+        self,
+        *,
+        run_directory: Path,
+        engine_incarnation: int,
+        key: bytes,
+        in_flight_frames_max: int,
+        full_timeout_s: float,
     ) -> None:
         self.bad_frames = 0
         self._codec = Codec(key)
@@ -60,7 +66,7 @@ class LaneServer:
         self._context = zmq.Context()
         self._ingress = self._context.socket(zmq.PULL)
         self._ingress.set_hwm(in_flight_frames_max)
-        self._ingress.bind(ingress_address(run_directory))
+        self._ingress.bind(ingress_address(run_directory, engine_incarnation=engine_incarnation))
 
     @property
     def fd(self) -> int:

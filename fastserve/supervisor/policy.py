@@ -15,7 +15,7 @@ class Verdict(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RespawnPolicy:
-    """At most `restarts_max` respawns of one child within `window_s` seconds."""
+    """At most `restarts_max` respawns of one child within `window_s` seconds; 0 is none ever."""
 
     restarts_max: int
     window_s: float
@@ -25,11 +25,11 @@ def on_exit(
     *, essential: bool, exits_s: list[float], now_s: float, policy: RespawnPolicy
 ) -> Verdict:
     """Decide the fate of a child that exited at each of `exits_s`, the last of them just now."""
-    if essential:
-        # No engine, no service: fail fast, and let the orchestrator start us again.
-        return Verdict.STOP_ENGINE_DEAD
     recent = [at_s for at_s in exits_s if now_s - at_s < policy.window_s]
-    return Verdict.RESPAWN if len(recent) <= policy.restarts_max else Verdict.STOP_CRASH_LOOP
+    if len(recent) <= policy.restarts_max:
+        return Verdict.RESPAWN
+    # No engine, no service: fail fast, and let the orchestrator start us again.
+    return Verdict.STOP_ENGINE_DEAD if essential else Verdict.STOP_CRASH_LOOP
 
 
 def describe_exit(exit_code: int) -> str:

@@ -20,8 +20,8 @@ _PREFIX = "fastserve-run-"
 _LOCK = "lock"
 # A directory without a lock may just be in the making.
 _MAKING_S = 60.0
-# sockaddr_un.sun_path has 108 bytes with its NUL; "/lane-63-131071" follows the directory.
-_PATH_BYTES_MAX = 108 - 1 - len("/lane-63-131071")
+# sockaddr_un.sun_path has 108 bytes with its NUL, and this follows the directory at most.
+_PATH_BYTES_MAX = 108 - 1 - len("/lane-63-131071-9999")
 
 
 class RunDirectory:

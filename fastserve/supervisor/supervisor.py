@@ -14,7 +14,16 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fastserve.control import Beat, EngineGone, Failed, LaneClosed, Progress, Ready, Stop
+from fastserve.control import (
+    Beat,
+    EngineGone,
+    EngineSpawned,
+    Failed,
+    LaneClosed,
+    Progress,
+    Ready,
+    Stop,
+)
 from fastserve.log import get_logger
 from fastserve.supervisor.child import ChildState
 from fastserve.supervisor.policy import RespawnPolicy, Verdict, describe_exit, on_exit
@@ -74,6 +83,7 @@ class Supervisor:
         engine: Child,
         acceptors: list[Child],
         policy: RespawnPolicy,
+        engine_policy: RespawnPolicy,
         deadlines: Deadlines,
         on_progress: Callable[[float], None],
         on_ready: Callable[[str], None],
@@ -83,6 +93,7 @@ class Supervisor:
         self._acceptors = acceptors
         self._children = [engine, *acceptors]
         self._policy = policy
+        self._engine_policy = engine_policy
         self._deadlines = deadlines
         self._on_progress = on_progress
         self._on_ready = on_ready
@@ -142,9 +153,17 @@ class Supervisor:
             late = time.monotonic() - started_s > self._deadlines.start_timeout_s
             if late and not self._ready:
                 self._end(EXIT_ENGINE_DEAD, "not ready within server.start_timeout_s")
+            self._kill_if_late()
             self._kill_if_stalled()
             self._kill_if_silent()
         return self._outcome
+
+    def _kill_if_late(self) -> None:
+        """A successor of the engine has as long to be ready as the first had."""
+        starting = self._ready and self._engine.state is ChildState.STARTING
+        if starting and time.monotonic() - self._progress_s > self._deadlines.start_timeout_s:
+            log.error("engine not ready in time, killing it")
+            self._engine.kill()
 
     def _kill_if_stalled(self) -> None:
         """A wedged engine, alive and silent, is as bad as a dead one, and then made one."""
@@ -285,15 +304,35 @@ class Supervisor:
     def _on_engine_death(self, how: str, *, failed_to_start: bool) -> None:
         reason = how if failed_to_start else f"the engine died: {how}"
         if not failed_to_start:
-            log.error("engine died", how=how, next="clients are told, then the server exits")
+            log.error("engine died", how=how, next="clients are told")
         self._engine_gone = EngineGone(reason)
         for acceptor in self._acceptors:
             if acceptor.alive:
                 acceptor.control.send(self._engine_gone)
+        verdict = on_exit(
+            essential=True,
+            exits_s=self._engine.exited_s,
+            now_s=time.monotonic(),
+            policy=self._engine_policy,
+        )
+        if verdict is Verdict.RESPAWN and self._ready and self._outcome is None:
+            self._respawn_engine()
+            return
         code = EXIT_CONFIG if failed_to_start else EXIT_ENGINE_DEAD
         if self._outcome is not None and not failed_to_start:
             self._outcome = None  # dead while draining: that is what the exit code must say
         self._end(code, reason, drain_timeout_s=self._deadlines.engine_dead_exit_timeout_s)
+
+    def _respawn_engine(self) -> None:
+        """Acceptors keep their connections, and answer 503 until the successor is ready."""
+        log.warning("respawning the engine")
+        self._engine_gone = None
+        self._steps = 0
+        self._progress_s = time.monotonic()
+        self._spawn(self._engine)
+        for acceptor in self._acceptors:
+            if acceptor.alive:
+                acceptor.control.send(EngineSpawned(self._engine.incarnation))
 
     def _on_acceptor_death(self, child: Child, how: str, *, now_s: float) -> None:
         self._killed_as_silent.discard(child)

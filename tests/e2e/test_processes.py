@@ -141,9 +141,11 @@ def test_a_dead_acceptor_is_replaced_and_others_do_not_notice(server: Server) ->
     victim = server.find("acceptor 1")
     victim.kill()
     successor = wait_until(
-        lambda: (new := server.remember_processes().get("fastserve: acceptor 1"))
-        and new.pid != victim.pid
-        and new
+        lambda: (
+            (new := server.remember_processes().get("fastserve: acceptor 1"))
+            and new.pid != victim.pid
+            and new
+        )
     )
     assert successor.is_running()
     outcomes = [stream.wait() for stream in streams]
@@ -171,8 +173,10 @@ def test_a_crash_loop_ends_the_server_with_the_reason() -> None:
             victim.kill()
             wait_until(lambda: not victim.is_running() or victim.status() == "zombie")
             wait_until(
-                lambda: server.process.poll() is not None
-                or server.remember_processes().get("fastserve: acceptor 0", victim) != victim
+                lambda: (
+                    server.process.poll() is not None
+                    or server.remember_processes().get("fastserve: acceptor 0", victim) != victim
+                )
             )
         assert server.wait_exit() == 3
         assert "crash loop" in server.log
@@ -188,6 +192,31 @@ def test_a_dead_engine_is_told_to_every_client(server: Server, number: int) -> N
     assert server.wait_exit() == 70
     assert time.monotonic() - began_s < 20
     assert "engine died" in server.log
+
+
+def test_a_dead_engine_may_be_respawned_behind_open_connections() -> None:
+    with Server(*SIM, "--frontends", "2", "--engine-respawn", "1") as server:
+        streams = started(server, 4)
+        kept = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+
+        def status() -> int:
+            kept.request("GET", "/ready")
+            answer = kept.getresponse()
+            answer.read()
+            return answer.status
+
+        assert status() == 200
+        connected = kept.sock
+        server.find("engine").kill()
+        assert [error_of(stream.wait(deadline_s=20)) for stream in streams] == ["engine_dead"] * 4
+        wait_until(lambda: status() == 503)
+        wait_until(lambda: status() == 200)
+        assert kept.sock is connected, "the connection was kept"
+        assert all(Stream(server, max_tokens=5).wait() == "length" for _ in range(4))
+        kept.close()
+        # That was the one that it had.
+        server.find("engine").kill()
+        assert server.wait_exit() == 70
 
 
 def test_a_stopped_engine_does_not_hold_a_stop() -> None:
@@ -275,4 +304,3 @@ def test_a_signal_during_the_start_ends_it() -> None:
         assert "Traceback" not in server.log
     finally:
         server.kill_everything()
-

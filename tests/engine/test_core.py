@@ -102,7 +102,11 @@ class Running:
 
     def _run(self) -> None:
         lanes = LaneServer(
-            run_directory=self.directory, key=KEY, in_flight_frames_max=1000, full_timeout_s=5
+            run_directory=self.directory,
+            engine_incarnation=0,
+            key=KEY,
+            in_flight_frames_max=1000,
+            full_timeout_s=5,
         )
         core = EngineCore(self.engine, lanes=lanes, control=self._ours, heartbeat_interval_s=0.02)
         core.start()
@@ -114,6 +118,7 @@ class Running:
             lane=lane,
             incarnation=incarnation,
             run_directory=self.directory,
+            engine_incarnation=0,
             key=KEY,
             in_flight_frames_max=1000,
         )
@@ -208,14 +213,20 @@ def test_an_abort_takes_effect_inside_a_step(running: Running) -> None:
     attached(client)
     request = submit(7, max_tokens=1000)
     client.send(request)
-    read(client, until=lambda messages: any(
-        isinstance(message, Heartbeat) and message.num_running for message in messages
-    ))
+    read(
+        client,
+        until=lambda messages: any(
+            isinstance(message, Heartbeat) and message.num_running for message in messages
+        ),
+    )
     running.engine.step_s = 0.0
     client.send(Abort([request.request_id]))
-    read(client, until=lambda messages: any(
-        isinstance(message, Heartbeat) and not message.num_running for message in messages
-    ))
+    read(
+        client,
+        until=lambda messages: any(
+            isinstance(message, Heartbeat) and not message.num_running for message in messages
+        ),
+    )
     assert running.engine.aborted == [request.request_id]
     running.control.send(Stop())  # the long step is still being pumped
     client.close()

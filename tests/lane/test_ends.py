@@ -27,7 +27,11 @@ FRAMES_MAX = 10
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[LaneServer]:
     server = LaneServer(
-        run_directory=tmp_path, key=KEY, in_flight_frames_max=FRAMES_MAX, full_timeout_s=0.05
+        run_directory=tmp_path,
+        engine_incarnation=0,
+        key=KEY,
+        in_flight_frames_max=FRAMES_MAX,
+        full_timeout_s=0.05,
     )
     yield server
     server.close()
@@ -36,7 +40,12 @@ def server(tmp_path: Path) -> Iterator[LaneServer]:
 @pytest.fixture
 def client(tmp_path: Path) -> Iterator[LaneClient]:
     client = LaneClient(
-        lane=3, incarnation=1, run_directory=tmp_path, key=KEY, in_flight_frames_max=FRAMES_MAX
+        lane=3,
+        incarnation=1,
+        run_directory=tmp_path,
+        engine_incarnation=0,
+        key=KEY,
+        in_flight_frames_max=FRAMES_MAX,
     )
     yield client
     client.close()
@@ -71,7 +80,11 @@ def test_a_client_attaches_and_both_ways_carry(server: LaneServer, client: LaneC
 
 def test_a_client_may_come_before_the_server(tmp_path: Path, client: LaneClient) -> None:
     server = LaneServer(
-        run_directory=tmp_path, key=KEY, in_flight_frames_max=FRAMES_MAX, full_timeout_s=1
+        run_directory=tmp_path,
+        engine_incarnation=0,
+        key=KEY,
+        in_flight_frames_max=FRAMES_MAX,
+        full_timeout_s=1,
     )
     attached(server, client)
     server.close()
@@ -79,7 +92,12 @@ def test_a_client_may_come_before_the_server(tmp_path: Path, client: LaneClient)
 
 def test_the_last_word_is_detach(server: LaneServer, tmp_path: Path) -> None:
     client = LaneClient(
-        lane=1, incarnation=2, run_directory=tmp_path, key=KEY, in_flight_frames_max=FRAMES_MAX
+        lane=1,
+        incarnation=2,
+        run_directory=tmp_path,
+        engine_incarnation=0,
+        key=KEY,
+        in_flight_frames_max=FRAMES_MAX,
     )
     attached(server, client)
     client.close()
@@ -91,7 +109,7 @@ def test_a_frame_that_we_did_not_sign_is_counted_and_dropped(
 ) -> None:
     attached(server, client)
     with zmq.Context() as context, context.socket(zmq.PUSH) as stranger:
-        stranger.connect(ingress_address(tmp_path))
+        stranger.connect(ingress_address(tmp_path, engine_incarnation=0))
         stranger.send(b"\x01" + b"[]" + bytes(32))
         stranger.send(b"")
         client.send(Abort([]))

@@ -62,7 +62,9 @@ def test_a_child_has_its_name_and_no_mpi_identity(
     seen = json.loads(told.read_text())
     assert seen["title"] == "fastserve: child 1"
     assert seen["environment"]["A"] == "b"
-    assert not [name for name in seen["environment"] if name.startswith(("OMPI_", "PMI_", "SLURM_"))]
+    assert not [
+        name for name in seen["environment"] if name.startswith(("OMPI_", "PMI_", "SLURM_"))
+    ]
     assert os.environ["PMI_RANK"] == "1", "ours is as it was"
     assert "A" not in os.environ
 
@@ -72,9 +74,7 @@ def test_a_child_that_may_keep_its_mpi_identity_leads_a_session(
 ) -> None:
     monkeypatch.setenv("PMI_RANK", "1")
     told = tmp_path / "told"
-    child = Child(
-        spec(told, keep_mpi=True, own_session=True), log_level="info", log_format="text"
-    )
+    child = Child(spec(told, keep_mpi=True, own_session=True), log_level="info", log_format="text")
     child.spawn()
     pid = child.pid
     assert select.select([child.pidfd], [], [], DEADLINE_S)[0]
@@ -110,9 +110,7 @@ def test_an_entry_point_that_is_not_there_is_a_failed_child(tmp_path: Path) -> N
         if following not in NEXT[state]
     ],
 )
-def test_there_are_no_other_ways(
-    state: ChildState, following: ChildState, tmp_path: Path
-) -> None:
+def test_there_are_no_other_ways(state: ChildState, following: ChildState, tmp_path: Path) -> None:
     child = Child(spec(tmp_path), log_level="info", log_format="text")
     child.state = state
     with pytest.raises(AssertionError, match=f"{state.name} -> {following.name}"):

@@ -14,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-import rank_work
+import rank_work  # type: ignore[import-not-found] # beside this program, for ranks to import
 
 from fastserve.engine.mpi import MpiSession, MpiWorld, import_mpi, serve
 from fastserve.errors import EngineDead, StartError

@@ -15,7 +15,7 @@ from concurrent.futures import BrokenExecutor, Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import rank_work
+import rank_work  # type: ignore[import-not-found] # beside this program, for ranks to import
 
 from fastserve.engine.mpi import import_mpi
 from fastserve.engine.mpi_release import release, release_all
@@ -50,7 +50,7 @@ def main(what: str) -> None:
     queued = session.mpi_pool.submit(rank_work.load, "", "")
     while not any(future.running() for future in running):
         time.sleep(0.01)
-    rank_work.announce("started")
+    rank_work.announce("a library's job has started")
     # The test stops the clock from here on; the ranks take a moment to get where they stop.
     time.sleep(0.5)
     match what:

@@ -1,0 +1,34 @@
+"""`python -m bench`: compare servers (`run`, the default), load one (`load`), or measure rooms.
+
+    python -m bench                          fastserve and its peers, the whole table of works
+    python -m bench load --url URL           any OpenAI-compatible server
+    python -m bench micro                    each room by itself, against its budget
+"""
+
+from __future__ import annotations
+
+import sys
+
+from bench import load_command, micro, run_command
+from bench.loadgen.build import LoadError
+
+_COMMANDS = {"run": run_command.main, "load": load_command.main, "micro": micro.main}
+
+
+def main(argv: list[str]) -> int:
+    """Carry out a command. Returns the exit code: 2 if it could not even begin."""
+    if argv and argv[0] in ("-h", "--help"):
+        print(__doc__)
+        return 0
+    name, rest = (argv[0], argv[1:]) if argv and argv[0] in _COMMANDS else ("run", argv)
+    try:
+        return _COMMANDS[name](rest)
+    except LoadError as error:
+        print(f"bench {name}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

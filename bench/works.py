@@ -1,0 +1,78 @@
+"""What is asked of every server: the table of works, and the requests they send.
+
+Change the table and everything else follows: what is run, reported and drawn.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import dataclass
+
+# Enough that a server which remembers what it has tokenized does not meet a message again soon:
+# real users rarely say the same twice. The system message is the same in all, as it is in life.
+NUM_REQUESTS = 4096
+
+_SYSTEM = "You are a helpful assistant. Answer in one short paragraph."
+_WORDS = (
+    "about above across after again always animal answer around before began below between book "
+    "boy carry change children city close country cut different does earth eat enough every "
+    "example eye face family far father feet few find food form found four girl give good great "
+    "group grow hand hard head hear help here high home house idea important keep kind land large"
+).split()
+_WORDS_PER_MESSAGE = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """`concurrency` clients who ask for `tokens` tokens each, again and again.
+
+    `step_ms` is how long the simulated engine takes for a token of every running request; 0 is an
+    engine that never makes anyone wait.
+    """
+
+    stream: bool
+    tokens: int
+    step_ms: float
+    concurrency: int
+
+    @property
+    def kind(self) -> str:
+        return f"{'s' if self.stream else 'n'}{self.tokens}"
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind} step {self.step_ms:g} ms c={self.concurrency}"
+
+    @property
+    def answer_s(self) -> float:
+        """How long an answer takes at least."""
+        return self.tokens * self.step_ms / 1000
+
+
+# fmt: off
+WORKS = (
+    Work(stream=True,  tokens=64, step_ms=10, concurrency=64),
+    Work(stream=True,  tokens=64, step_ms=10, concurrency=256),
+    Work(stream=True,  tokens=64, step_ms=10, concurrency=1024),
+    Work(stream=True,  tokens=64, step_ms=50, concurrency=1024),
+    Work(stream=True,  tokens=64, step_ms=0,  concurrency=64),
+    Work(stream=False, tokens=1,  step_ms=0,  concurrency=64),
+    Work(stream=False, tokens=64, step_ms=0,  concurrency=64),
+)
+# fmt: on
+
+
+def chat_bodies(*, model: str, tokens: int, stream: bool, number: int = NUM_REQUESTS) -> list[bytes]:
+    """Chats of two messages, about 50 tokens of prompt, no two alike. The same in every run."""
+    chance = random.Random(0)
+    fields = {"model": model, "max_tokens": tokens, "temperature": 0.7, "stream": stream}
+    return [json.dumps({**fields, "messages": _messages(chance)}).encode() for _ in range(number)]
+
+
+def _messages(chance: random.Random) -> list[dict[str, str]]:
+    said = " ".join(chance.choices(_WORDS, k=_WORDS_PER_MESSAGE))
+    return [
+        {"role": "system", "content": _SYSTEM},
+        {"role": "user", "content": f"Tell me: {said}?"},
+    ]
