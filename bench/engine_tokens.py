@@ -78,7 +78,7 @@ def measure(*, running: int, seconds: float) -> dict[str, float]:
 def _wait_ready(client: LaneClient) -> None:
     while True:
         select.select([client.fd], [], [], 0.1)
-        for message in client.receive():
+        for message in client.receive(messages_max=1000):
             if isinstance(message, Heartbeat) and message.ready:
                 return
 
@@ -96,7 +96,7 @@ def _count(client: LaneClient, engine: psutil.Process, *, seconds: float) -> dic
     began_s, cpu_began_s = time.monotonic(), sum(engine.cpu_times()[:2])
     while time.monotonic() - began_s < seconds:
         select.select([client.fd], [], [], 0.05)
-        for message in client.receive():
+        for message in client.receive(messages_max=1000):
             if isinstance(message, Outputs):
                 messages += 1
                 tokens += len(message.token_ids)

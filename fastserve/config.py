@@ -248,8 +248,8 @@ class EngineConfig(Section):
     )
     respawn: int = setting(
         0,
-        "How often within respawn_window_s an engine that died is started again, while requests are "
-        "answered 503; once more and the server exits with code 70.",
+        "How often within respawn_window_s an engine that died is started again, while requests "
+        "are answered 503; once more and the server exits with code 70.",
         unit="times",
         at_least=0,
         at_most=1000,
@@ -289,11 +289,18 @@ class LlamaCppConfig(Section):
     prefill_chunk_tokens: int = setting(
         256, "The longest piece of a prompt in one step.", unit="tokens", at_least=1, at_most=65_536
     )
+    kv_cache_tokens: int = setting(
+        32_768,
+        "The KV cache, reserved at the start: as many sequences of max_seq_len run at once as fit.",
+        unit="tokens",
+        at_least=64,
+        at_most=1 << 30,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrtLlmConfig(Section):
-    """The trtllm engine. What it batches and how long a sequence is, [engine] says for every one."""
+    """The trtllm engine; [engine] says what it batches and how long a sequence is."""
 
     section: ClassVar[str] = "trtllm"
 
@@ -389,6 +396,13 @@ class Config:
     trtllm: TrtLlmConfig = field(default_factory=TrtLlmConfig)
     sim: SimConfig = field(default_factory=SimConfig)
     log: LogConfig = field(default_factory=LogConfig)
+
+    def __post_init__(self) -> None:
+        if self.engine.stall_unhealthy_s < 2 * self.lane.heartbeat_interval_s:
+            raise ConfigError(
+                f"engine.stall_unhealthy_s: {self.engine.stall_unhealthy_s:g} is less than two of "
+                f"lane.heartbeat_interval_s, which is {self.lane.heartbeat_interval_s:g}"
+            )
 
 
 DESCRIPTION = "Serve a language model over the OpenAI API."

@@ -63,6 +63,16 @@ class LaneClosed(msgspec.Struct, frozen=True, tag="lane_closed"):
     incarnation: int
 
 
+class LaneStuck(msgspec.Struct, frozen=True, tag="lane_stuck"):
+    """Engine -> supervisor: that acceptor has not read its lane for too long, and was given up.
+
+    The engine will answer nothing on it any more, so the acceptor is of no use and is replaced.
+    """
+
+    lane: int
+    incarnation: int
+
+
 class EngineGone(msgspec.Struct, frozen=True, tag="engine_gone"):
     """Supervisor -> acceptor: the engine is dead, and this is why. True until EngineSpawned."""
 
@@ -75,7 +85,18 @@ class EngineSpawned(msgspec.Struct, frozen=True, tag="engine_spawned"):
     incarnation: int
 
 
-ControlMessage = Progress | Ready | Failed | Beat | Stop | Drain | LaneClosed | EngineGone | EngineSpawned
+ControlMessage = (
+    Progress
+    | Ready
+    | Failed
+    | Beat
+    | Stop
+    | Drain
+    | LaneClosed
+    | LaneStuck
+    | EngineGone
+    | EngineSpawned
+)
 
 _decoder = msgspec.json.Decoder(ControlMessage)
 

@@ -70,13 +70,14 @@ class Finish:
     """How a request ended. `stop_token_id`: the stop id that ended it (None: EOS or other).
 
     The id that ended a request is the last of its tokens, and counts as one of them. With ERROR,
-    `error` says why, and `invalid` whether that was the request's own doing.
+    `error` says why, `invalid` whether that was the request's own doing, `param` by which field.
     """
 
     reason: FinishReason
     stop_token_id: int | None = None
     error: str | None = None
     invalid: bool = False
+    param: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

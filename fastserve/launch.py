@@ -47,6 +47,9 @@ _ENGINE_ENVIRONMENT = {"OMP_WAIT_POLICY": "passive"}
 # Whoever reads these in a child's /proc/PID/environ would have the keys.
 _SECRET_VARIABLES = ("FASTSERVE_API_KEY",)
 
+# The tokenizer's library would start threads of its own for each process.
+_ACCEPTOR_ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false"}
+
 # Set by an MPI launcher for each of its ranks (Open MPI, MPICH and its kin, Slurm).
 _LAUNCHERS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
 
@@ -161,6 +164,7 @@ def _supervisor(
                 lane_config=config.lane,
                 stall_unhealthy_s=config.engine.stall_unhealthy_s,
             ),
+            environment=_ACCEPTOR_ENVIRONMENT,
         )
 
     return Supervisor(

@@ -74,7 +74,8 @@ TEXTS = {"uds_mode": "0660", "root_path": "/llm"}
 LISTS = {"allow_origins": ("https://a.example", "http://b.example:8080")}
 # What must be set as well, lest the combination be refused.
 ALSO: dict[str, dict[str, Value]] = {
-    "engine.stall_kill_s": {"engine.stall_unhealthy_s": 0.1},
+    "engine.stall_kill_s": {"engine.stall_unhealthy_s": 0.1, "lane.heartbeat_interval_s": 0.05},
+    "engine.stall_unhealthy_s": {"lane.heartbeat_interval_s": 0.05},
     "server.tcp": {"server.uds": "socket"},
     "tls.key": {"tls.certificate": "pem"},
     "tls.client_ca": {"tls.certificate": "pem"},
@@ -304,7 +305,7 @@ def test_what_kubernetes_sets_for_a_service_of_this_name_is_passed_over(
     assert load_config([], {name: value}) == Config()
 
 
-KNOWN_RESPAWN = "known in [respawn]: restarts_max, window_s"
+KNOWN_RESPAWN = "known in [respawn]: restarts_max, silent_timeout_s, window_s"
 SECTIONS = ", ".join(sections_of(Config()))
 
 

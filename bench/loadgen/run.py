@@ -175,6 +175,6 @@ def _collect(program: subprocess.Popen[bytes], result: Result) -> None:
     if program.wait(_GRACE_S):
         raise LoadError(said or f"the load generator exited with {program.returncode}")
     for line in said.splitlines():
-        note = line.removeprefix("loadgen: ")
+        note = line.removeprefix("loadgen: ").rstrip(", ")
         if note not in result.notes:
             result.notes.append(note)

@@ -13,7 +13,7 @@ import select
 import time
 from typing import TYPE_CHECKING, assert_never
 
-from fastserve.control import Beat, LaneClosed, Progress, Ready, Stop
+from fastserve.control import Beat, LaneClosed, LaneStuck, Progress, Ready, Stop
 from fastserve.engine.fanout import Fanout
 from fastserve.engine.interface import StepOutputs
 from fastserve.errors import GenerationFailed, InvalidRequest
@@ -116,6 +116,7 @@ class EngineCore:
             self._handle(message)
         for lane in self._lanes.flush():
             log.warning("lane full for too long, given up", lane=lane)
+            self._control.send(LaneStuck(lane, self._lanes.incarnation(lane)))
             self._close_lane(lane)
         return received
 
@@ -163,6 +164,7 @@ class EngineCore:
             reason=FinishReason.ERROR,
             error=error.message,
             invalid=isinstance(error, InvalidRequest),
+            param=error.param,
         )
         self._deliver(StepOutputs([request_id], [], counts=[0], finishes={0: finish}))
 

@@ -375,6 +375,8 @@ class MpiSession:
         self._enter(SessionState.CLOSED)
         if not hasattr(self, "_poll"):
             return
+        # Ours, which only MPI_Finalize would remove, and another session may want MPI still.
+        mpi_shm.unlink(mpi_shm.mapped([os.getpid()]))
         self._poll.close()
         news, self._news = self._news, -1
         os.close(news)
@@ -434,9 +436,13 @@ def serve() -> None:
 def finalize(*, timeout_s: float) -> bool:
     """Call MPI_Finalize, which waits for the other ranks; return whether it ended in time.
 
-    Launchers count a process that exits without it as crashed.
+    For a process in which MPI is in use, whoever has begun that: launchers count one that exits
+    without it as crashed. Does nothing in others.
     """
-    thread = threading.Thread(target=import_mpi().Finalize, name="mpi-finalize", daemon=True)
+    loaded = sys.modules.get("mpi4py.MPI")
+    if loaded is None or loaded.Is_finalized():
+        return True
+    thread = threading.Thread(target=loaded.Finalize, name="mpi-finalize", daemon=True)
     thread.start()
     thread.join(max(timeout_s, 0.0))
     return not thread.is_alive()

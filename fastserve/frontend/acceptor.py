@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 
 log = get_logger("acceptor")
 
+# Of one turn of the event loop. What they write to one connection leaves in one system call.
+_MESSAGES_MAX = 16
+
 # After the time to drain is up: for the last error events to reach their clients.
 _LAST_WORDS_S = 1.0
 
@@ -145,8 +148,13 @@ class Acceptor:
         self._frontend.liveness.begin_again()
 
     def _on_lane(self) -> None:
-        for message in self._lane.receive():
+        received = 0
+        for message in self._lane.receive(messages_max=_MESSAGES_MAX):
+            received += 1
             self._on_message(message)
+        if received == _MESSAGES_MAX:
+            # An engine that is ahead of us must not keep the loop from everything else.
+            self._loop.call_soon(self._on_lane)
 
     def _on_message(self, message: ToAcceptor) -> None:
         match message:
@@ -154,6 +162,7 @@ class Acceptor:
                 self._frontend.on_outputs(message)
             case Heartbeat():
                 self._frontend.liveness.observe(message, now_s=time.monotonic())
+                self._frontend.retry_aborts()
                 self._say_when_ready()
             case Attached(card):
                 self._load(card)

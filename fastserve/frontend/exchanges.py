@@ -97,6 +97,8 @@ class Frontend:
         self._connections_max = connections_max
         self._choices: dict[int, StreamedChoice | WholeChoice] = {}
         self._answers: set[Answer] = set()
+        # No more than there are requests in flight.
+        self._aborts_held: list[RequestId] = []
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="prepare")
         self._routes: dict[tuple[str, str], Callable[[Exchange], None]] = {
             ("GET", "/health"): self._health,
@@ -325,7 +327,13 @@ class Frontend:
         try:
             self.engine.send(Abort(request_ids))
         except Overloaded:
-            log.warning_burst("the lane is full, an abort was lost", ids=len(request_ids))
+            self._aborts_held += request_ids
+
+    def retry_aborts(self) -> None:
+        """Send the aborts that a full lane did not take; called with every heartbeat."""
+        if self._aborts_held:
+            held, self._aborts_held = self._aborts_held, []
+            self.abort(held)
 
     def closed(self, answer: Answer) -> None:
         """The answer is complete, or will never be."""
@@ -343,6 +351,7 @@ class Frontend:
     def on_engine_gone(self, reason: str) -> None:
         """The engine is dead: tell everybody who waits, and everybody who comes."""
         self.liveness.dead = reason
+        self._aborts_held.clear()
         self.fail_all(EngineDead(reason))
 
     def ping_all(self) -> None:

@@ -252,11 +252,12 @@ class StreamedChoice:
             else:
                 self._held += text
 
-    def flush(self) -> None:
-        """Write what was held: the client is ready again."""
-        if self._held and self.open:
-            text, self._held = self._held, ""
-            self.answer.exchange.write(self._event(text))
+    def release(self) -> bytes:
+        """Return the event of what was held, if anything: the client is ready again."""
+        if not self._held or not self.open:
+            return b""
+        text, self._held = self._held, ""
+        return self._event(text)
 
     def _end(self, text: str, finish: Finish, *, abort: bool) -> None:
         answer = self.answer
@@ -426,8 +427,8 @@ def start_stream(answer: Answer, *, failing: Finish | None) -> None:
     streamed = [choice for choice in answer.choices if isinstance(choice, StreamedChoice)]
 
     def flush() -> None:
-        for choice in streamed:
-            choice.flush()
+        # One write for all: after the first of many the client might not be ready any more.
+        answer.exchange.write(b"".join([choice.release() for choice in streamed]))
 
     answer.exchange.on_writable = flush
     if preface := b"".join([choice.begin() for choice in streamed]):
@@ -467,7 +468,9 @@ def told(
 def failure_of(finish: Finish) -> FastserveError:
     """The error to answer when the engine ended a request otherwise than with a text."""
     message = finish.error or "the engine gave the request up"
-    return InvalidRequest(message) if finish.invalid else GenerationFailed(message)
+    return (
+        InvalidRequest(message, param=finish.param) if finish.invalid else GenerationFailed(message)
+    )
 
 
 def error_response(error: FastserveError) -> Response:

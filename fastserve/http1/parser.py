@@ -22,8 +22,7 @@ _PATH = rb"(/[!\"$->@-~]*)(?:\?([!\"$-~]*))?"
 _REQUEST_LINE = re.compile(rb"([A-Z]+) " + _PATH + rb" HTTP/1\.([01])\r\n")
 # RFC 9112 3.2.2. The authority must be one that a Host field could carry.
 _ABSOLUTE_LINE = re.compile(
-    rb"([A-Z]+) https?://([^/?#\s]+)(?:" + _PATH + rb"|\?([!\"$-~]*))? HTTP/1\.([01])\r\n",
-    re.IGNORECASE,
+    rb"([A-Z]+) (?i:https?)://([^/?#\s]+)(?:" + _PATH + rb"|\?([!\"$-~]*))? HTTP/1\.([01])\r\n",
 )
 _ASTERISK_LINE = re.compile(rb"OPTIONS \* HTTP/1\.([01])\r\n")
 # A line with three parts that could be HTTP of another version (RFC 9110 15.6.6).
@@ -95,6 +94,7 @@ def _request_line(line: bytes) -> RequestLine:
         method, path, query, minor = b"OPTIONS", b"*", None, match[1]
     elif match := _ABSOLUTE_LINE.fullmatch(line):
         method, authority, path, query, lone_query, minor = match.groups()
+        _check_method(method)
         path, query = path or b"/", query or lone_query
         if _HOST.fullmatch(authority) is None:
             raise ProtocolError(400, "the request target has an invalid authority")

@@ -136,9 +136,11 @@ class RequestReader:
 
     def _skip_empty_line(self) -> bool:
         """RFC 9112 2.2: one empty line before a request line is ignored; more are refused."""
+        if self._empty_line_seen:
+            raise ProtocolError(400, "not an HTTP request")
         if self._buffer == b"\r":
             return False
-        if self._empty_line_seen or self._buffer[:2] != b"\r\n":
+        if self._buffer[:2] != b"\r\n":
             raise ProtocolError(400, "not an HTTP request")
         del self._buffer[:2]
         self._empty_line_seen = True

@@ -157,13 +157,17 @@ def _sampling(row: list[Any]) -> SamplingParams:
 
 
 def _finish_row(index: int, finish: Finish) -> list[Any]:
-    return [index, finish.reason, finish.stop_token_id, finish.error, finish.invalid]
+    return [index, finish.reason, finish.stop_token_id, finish.error, finish.invalid, finish.param]
 
 
 def _finish(row: list[Any]) -> Finish:
-    _, reason, stop_token_id, error, invalid = row
+    _, reason, stop_token_id, error, invalid, param = row
     return Finish(
-        reason=FinishReason(reason), stop_token_id=stop_token_id, error=error, invalid=invalid
+        reason=FinishReason(reason),
+        stop_token_id=stop_token_id,
+        error=error,
+        invalid=invalid,
+        param=param,
     )
 
 

@@ -20,6 +20,7 @@ from fastserve.control import (
     EngineSpawned,
     Failed,
     LaneClosed,
+    LaneStuck,
     Progress,
     Ready,
     Stop,
@@ -106,7 +107,7 @@ class Supervisor:
         self._steps = 0
         self._progress_s = 0.0
         self._to_replace: list[Child] = []
-        self._killed_as_silent: set[Child] = set()
+        self._killed_as_useless: set[Child] = set()
         self._ready = False
         self._forced_by: int | None = None
 
@@ -186,8 +187,16 @@ class Supervisor:
                     acceptor=acceptor.spec.name,
                     silent_s=round(silent_s, 1),
                 )
-                acceptor.kill()
-                self._killed_as_silent.add(acceptor)
+                self._kill_as_useless(acceptor)
+
+    def _on_stuck(self, acceptor: Child, incarnation: int) -> None:
+        if acceptor.state is ChildState.RUNNING and acceptor.incarnation == incarnation:
+            log.error("acceptor does not read its lane, killing it", acceptor=acceptor.spec.name)
+            self._kill_as_useless(acceptor)
+
+    def _kill_as_useless(self, acceptor: Child) -> None:
+        acceptor.kill()
+        self._killed_as_useless.add(acceptor)
 
     def _poll(self, timeout_s: float) -> None:
         for key, _ in self._selector.select(max(timeout_s, 0.0)):
@@ -249,6 +258,8 @@ class Supervisor:
                 child.failure = reason
             case Beat():
                 self._on_beat(message)
+            case LaneStuck(lane, incarnation):
+                self._on_stuck(self._acceptors[lane], incarnation)
             case _:
                 log.warning("unexpected word from a child", child=child.spec.name)
 
@@ -295,7 +306,7 @@ class Supervisor:
                 del self._to_replace[0]
             if child.failure:
                 self._end(EXIT_CONFIG, child.failure)  # trying again cannot help
-            elif expected and child not in self._killed_as_silent:
+            elif expected and child not in self._killed_as_useless:
                 child.exited_s.pop()  # as asked, so no crash
                 self._spawn(child)
             else:
@@ -335,7 +346,7 @@ class Supervisor:
                 acceptor.control.send(EngineSpawned(self._engine.incarnation))
 
     def _on_acceptor_death(self, child: Child, how: str, *, now_s: float) -> None:
-        self._killed_as_silent.discard(child)
+        self._killed_as_useless.discard(child)
         verdict = on_exit(
             essential=child.spec.essential,
             exits_s=child.exited_s,

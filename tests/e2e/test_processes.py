@@ -166,6 +166,23 @@ def test_a_stopped_acceptor_is_noticed_and_replaced() -> None:
         assert all(Stream(server, max_tokens=5).wait() == "length" for _ in range(4))
 
 
+def test_an_acceptor_that_does_not_read_its_lane_is_replaced() -> None:
+    """Its streams are lost in the engine, so it must not go on as if nothing had happened."""
+    flags = ("--lane-in-flight-frames-max", "50", "--lane-full-timeout-s", "0.3")
+    with Server(*SIM, *flags, "--frontends", "2", "--sim-step-ms", "1",
+                "--engine-max-seq-len", "8192") as server:  # fmt: skip
+        streams = [Stream(server, max_tokens=8000) for _ in range(4)]
+        for stream in streams:
+            stream.wait_started()
+        victim = server.find("acceptor 0")
+        victim.suspend()
+        wait_until(lambda: server.find("acceptor 0").pid != victim.pid)
+        assert "does not read its lane" in server.log
+        for stream in streams:
+            stream.wait()
+        assert all(Stream(server, max_tokens=5).wait() == "length" for _ in range(4))
+
+
 def test_a_crash_loop_ends_the_server_with_the_reason() -> None:
     with Server(*SIM, "--frontends", "2", "--respawn-restarts-max", "1") as server:
         for _ in range(2):

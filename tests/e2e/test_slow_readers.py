@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PING_INTERVAL_S = 0.2
-WRITE_STALL_TIMEOUT_S = 1.0
+WRITE_STALL_TIMEOUT_S = 2.0
 # Events this long fill the kernel's buffers, which hold megabytes, in a fraction of a second.
 NAME = "a-model-with-a-long-name-" * 40
 CHOICES = 64

@@ -147,7 +147,7 @@ def read(client: LaneClient, *, until: Callable[[list[object]], bool]) -> list[o
     while not until(messages):
         assert time.monotonic() < give_up_s, messages
         select.select([client.fd], [], [], 0.05)
-        messages += list(client.receive())
+        messages += list(client.receive(messages_max=1000))
     return messages
 
 

@@ -275,13 +275,15 @@ def test_an_end_does_not_wait(stage: Stage) -> None:
     asked.resume()  # nothing is left to flush, and nobody to flush it to
 
 
-def test_each_choice_is_flushed(stage: Stage) -> None:
+def test_all_choices_are_flushed_in_one_write(stage: Stage) -> None:
     asked = stage.ask(stream=True, n=2)
     stage.say(b"a", request=0)
     asked.pause()
     stage.say(b"b", request=0)
     stage.say(b"x", request=1)
+    writes = asked.num_writes
     asked.resume()
+    assert asked.num_writes == writes + 1
     assert (asked.said(0), asked.said(1)) == ("ab", "x")
 
 

@@ -8,6 +8,7 @@ happens: an answer, a timeout, an end. So every file of the corpus is an input a
 
 from __future__ import annotations
 
+import importlib
 import logging
 import sys
 import tempfile
@@ -46,7 +47,7 @@ class Complaints(logging.Handler):
         raise AssertionError(self.format(record))
 
 
-_logger = logging.getLogger("fastserve.http1.connection")
+_logger = logging.getLogger("fuzzed")
 _logger.propagate = False
 _logger.addHandler(Complaints())
 
@@ -55,7 +56,7 @@ class Play:
     """A connection, and things that happen to it."""
 
     def __init__(self) -> None:
-        self.wire = Wire(tcp=True, **LIMITS)
+        self.wire = Wire(tcp=True, logger=_logger, **LIMITS)
         self.lost = False
         # By the byte that calls for it, modulo their number.
         self.actions: tuple[Callable[[], None], ...] = (
@@ -188,7 +189,7 @@ def target(data: bytes) -> None:
 
 def main() -> None:
     """Fuzz until libFuzzer's options say that it is enough; its exit code is ours."""
-    import atheris  # not on every machine
+    atheris = importlib.import_module("atheris")  # not on every machine, and without types
 
     for name in [name for name in sys.modules if name.startswith(("fastserve", "tests.http1"))]:
         del sys.modules[name]

@@ -19,6 +19,7 @@ from fastserve.http1.limits import Limits
 from fastserve.http1.message import RequestHead, Response
 
 if TYPE_CHECKING:
+    import logging
     from collections.abc import Callable
 
     from fastserve.http1.exchange import Exchange
@@ -109,13 +110,15 @@ class Transport(asyncio.Transport):
         self.eof_written = False
         self.ending: str = ""
         self.socket: Socket | None = None
-        self.lost = False
+        self.tls = False
 
     @property
     def sent(self) -> bytes:
         return b"".join(self.writes)
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
+        if name == "sslcontext":
+            return object() if self.tls else default
         return self.socket if name == "socket" else default
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
@@ -149,7 +152,7 @@ class Transport(asyncio.Transport):
         self.reading = True
 
     def can_write_eof(self) -> bool:
-        return True
+        return not self.tls
 
     def write_eof(self) -> None:
         self.eof_written = True
@@ -205,20 +208,28 @@ class Wire:
     """A connection and everything around it."""
 
     def __init__(
-        self, *, connections: Connections | None = None, tcp: bool = False, **limits: Any
+        self,
+        *,
+        connections: Connections | None = None,
+        tcp: bool = False,
+        tls: bool = False,
+        logger: logging.Logger | None = None,
+        **limits: Any,
     ) -> None:
         self.app = App()
         self.loop = Loop()
         self.transport = Transport()
-        self.connections = connections or Connections()
+        self.connections = Connections() if connections is None else connections
         self.connection = Connection(
             self.app,
             limits=Limits(**limits),
             connections=self.connections,
+            logger=logger,
             loop=cast("asyncio.AbstractEventLoop", self.loop),
         )
         self.transport.protocol = self.connection
-        if tcp:
+        self.transport.tls = tls
+        if tcp or tls:
             self.transport.socket = Socket()
         self.connection.connection_made(self.transport)
 
@@ -829,6 +840,95 @@ def test_one_that_is_not_read_is_looked_at_all_the_same() -> None:
     wire.transport.socket.state = CLOSE
     wire.loop.advance(0.1)
     assert wire.app.disconnects == 1
+
+
+# TLS, where who has finished sending can be told nothing more.
+
+
+def test_over_tls_the_end_of_input_is_the_end() -> None:
+    wire = Wire(tls=True).send(LATER)
+    assert not wire.connection.eof_received(), "the loop warns of True"
+    assert wire.transport.ending == "abort"
+    assert wire.app.disconnects == 1
+    idle = Wire(tls=True).send(GET)
+    assert not idle.connection.eof_received()
+    assert idle.transport.ending == "close"
+
+
+def test_over_tls_the_last_answer_is_followed_by_a_close() -> None:
+    wire = Wire(tls=True).send(GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
+    assert wire.statuses() == [200]
+    assert not wire.transport.eof_written
+    assert wire.transport.ending == "close"
+
+
+# One too many.
+
+
+def test_a_connection_too_many_is_told_so_before_it_sends_anything() -> None:
+    connections = Connections(admitted_max=2, refused_max=1)
+    admitted = [Wire(connections=connections) for _ in range(2)]
+    assert [wire.sent for wire in admitted] == [b"", b""]
+    refused = Wire(connections=connections)
+    assert refused.statuses() == [503]
+    assert b"Retry-After: 1\r\nConnection: close\r\n\r\n" in refused.sent
+    assert refused.transport.eof_written
+    assert not refused.transport.ending, "it may read on until it has seen why"
+    refused.send(GET)
+    assert refused.statuses() == [503]
+    assert refused.app.exchanges == []
+    refused.loop.advance(2.1)
+    assert refused.transport.ending == "abort"
+    assert len(connections) == 2
+    assert admitted[0].send(GET).statuses() == [200]
+
+
+def test_where_those_have_no_place_left_either_it_is_closed_at_once() -> None:
+    connections = Connections(admitted_max=1, refused_max=1)
+    Wire(connections=connections)
+    Wire(connections=connections)
+    third = Wire(connections=connections)
+    assert third.statuses() == [503]
+    assert third.transport.ending == "close"
+
+
+def test_places_that_become_free_are_taken() -> None:
+    connections = Connections(admitted_max=1, refused_max=1)
+    first, refused = Wire(connections=connections), Wire(connections=connections)
+    for wire in (first, refused):
+        wire.lose()
+    assert len(connections) == 0
+    assert Wire(connections=connections).send(GET).statuses() == [200]
+
+
+def test_those_refused_are_waited_for_and_aborted_like_the_others() -> None:
+    connections = Connections(admitted_max=1, refused_max=1)
+    wires = [Wire(connections=connections) for _ in range(2)]
+    wires[0].lose()
+
+    async def wait() -> bool:
+        return await connections.wait_closed(timeout_s=0.001)
+
+    assert not asyncio.run(wait())
+    connections.abort_all()
+    assert wires[1].transport.ending == "abort"
+    wires[1].lose()
+    assert asyncio.run(wait())
+
+
+# Headers beside the answer's own.
+
+
+def test_an_exchange_may_have_headers_whatever_its_answer_is() -> None:
+    wire = Wire().send(LATER)
+    wire.exchange.headers = ((b"Vary", b"Origin"),)
+    wire.exchange.respond(Response(200, headers=((b"Retry-After", b"1"),)))
+    assert b"Retry-After: 1\r\nVary: Origin\r\n" in wire.sent
+    wire = Wire().send(LATER)
+    wire.exchange.headers = ((b"Vary", b"Origin"),)
+    wire.exchange.start_stream(((b"X", b"y"),))
+    assert b"X: y\r\nVary: Origin\r\n" in wire.sent
+    assert Wire().send(GET).sent.count(b"Vary") == 0
 
 
 # Draining.
