@@ -114,7 +114,7 @@ def _release_executor(executor: PoolExecutor, *, reason: str) -> bool:
     pool = executor._pool
     free = True
     if pool is not None:
-        free = True
+        free = forget_registered([pool.thread], registry=_registry())
         _forget_shared(pool.thread)
         # Who waits for the pool to start holds the lock meanwhile, so they are woken first.
         pool.event.set()

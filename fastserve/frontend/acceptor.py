@@ -21,7 +21,9 @@ from fastserve.frontend.accepting import TLS, Accepting
 from fastserve.frontend.access import CORS, OPEN_PATHS, Access
 from fastserve.frontend.exchanges import Frontend
 from fastserve.frontend.liveness import Liveness
+from fastserve.frontend.metered import Metered
 from fastserve.frontend.model import Model
+from fastserve.frontend.state import ServingState
 from fastserve.http1.connection import Connection
 from fastserve.http1.connections import Connections
 from fastserve.http1.limits import Limits
@@ -29,6 +31,8 @@ from fastserve.lane.client import LaneClient
 from fastserve.lane.ids import request_ids
 from fastserve.lane.messages import Attached, Heartbeat, Outputs
 from fastserve.log import get_logger
+from fastserve.metrics.catalog import CONNECTIONS, LANE_BAD_FRAMES, LOOP_LAG, REQUESTS_IN_FLIGHT
+from fastserve.metrics.meter import Meter
 from fastserve.process import keep_memory
 
 if TYPE_CHECKING:
@@ -43,6 +47,8 @@ log = get_logger("acceptor")
 
 # Of one turn of the event loop. What they write to one connection leaves in one system call.
 _MESSAGES_MAX = 16
+
+_LOOK_INTERVAL_S = 0.25
 
 # After the time to drain is up: for the last error events to reach their clients.
 _LAST_WORDS_S = 1.0
@@ -76,17 +82,21 @@ class Acceptor:
         slot = arguments.board.slot(arguments.lane)
         self._connections = _Counted(slot, arguments.http)
         self._lane = self._attach(arguments.engine_incarnation)
+        self._state = ServingState(Liveness(stall_unhealthy_s=arguments.stall_unhealthy_s))
+        self._meter = Meter(arguments.board.numbers(arguments.lane))
         self._frontend = Frontend(
             loop=self._loop,
             engine=self._lane,
             request_ids=request_ids(lane=arguments.lane, incarnation=arguments.incarnation),
-            liveness=Liveness(stall_unhealthy_s=arguments.stall_unhealthy_s),
+            state=self._state,
+            board=arguments.board,
+            meter=self._meter,
             requests_in_flight_max=arguments.limits.requests_in_flight_max,
             off_loop_bytes_min=arguments.http.off_loop_bytes_min,
             num_connections=self._connections.__len__,
             connections_max=arguments.http.connections_max,
         )
-        self._app = _guarded(self._frontend, arguments.access)
+        self._app = Metered(_guarded(self._frontend, arguments.access), self._meter)
         self._limits = _limits_of(arguments.http)
         self._accepting = Accepting(
             arguments.listeners,
@@ -104,6 +114,7 @@ class Acceptor:
         self._loop.add_reader(self._control.fileno(), self._on_control)
         await self._accepting.start()
         self._ping_later()
+        self._look_at_ourselves(self._loop.time())
         await self._stop.wait()
         self._accepting.stop()
         if self._drain_timeout_s is not None:
@@ -125,6 +136,18 @@ class Acceptor:
         self._frontend.ping_all()
         self._ping_later()
 
+    def _look_at_ourselves(self, due_s: float) -> None:
+        """Set the gauges, four times a second; how late this comes is one of them."""
+        meter = self._meter
+        meter.set(LOOP_LAG, max(self._loop.time() - due_s, 0.0))
+        meter.set(CONNECTIONS, len(self._connections))
+        meter.set(REQUESTS_IN_FLIGHT, self._frontend.num_in_flight)
+        if bad_frames := self._lane.take_bad_frames():
+            log.warning_burst("frames on the lane that we had not signed", frames=bad_frames)
+            meter.count(LANE_BAD_FRAMES, by=bad_frames)
+        next_s = self._loop.time() + _LOOK_INTERVAL_S
+        self._loop.call_at(next_s, self._look_at_ourselves, next_s)
+
     # ---- the lane
 
     def _attach(self, engine_incarnation: int) -> LaneClient:
@@ -145,7 +168,7 @@ class Acceptor:
         self._loop.remove_reader(self._lane.fd)
         self._lane.close(linger_ms=0)
         self._lane = self._frontend.engine = self._attach(incarnation)
-        self._frontend.liveness.begin_again()
+        self._state.liveness.begin_again()
 
     def _on_lane(self) -> None:
         received = 0
@@ -161,7 +184,7 @@ class Acceptor:
             case Outputs():
                 self._frontend.on_outputs(message)
             case Heartbeat():
-                self._frontend.liveness.observe(message, now_s=time.monotonic())
+                self._state.liveness.observe(message, now_s=time.monotonic())
                 self._frontend.retry_aborts()
                 self._say_when_ready()
             case Attached(card):
@@ -170,10 +193,10 @@ class Acceptor:
                 assert_never(message)
 
     def _load(self, card: ModelCard) -> None:
-        if self._frontend.model is not None and self._frontend.model.card == card:
+        if self._state.model is not None and self._state.model.card == card:
             return  # a successor of the engine, with the same model
         try:
-            self._frontend.model = Model(
+            self._state.model = Model(
                 card, template_bytes_max=self._arguments.limits.text_template_bytes_max
             )
         except StartError as error:
@@ -183,7 +206,7 @@ class Acceptor:
             self._say_when_ready()
 
     def _say_when_ready(self) -> None:
-        if self._ready or self._frontend.model is None or not self._frontend.liveness.ready:
+        if self._ready or self._state.model is None or not self._state.liveness.ready:
             return
         self._ready = True
         keep_memory()
@@ -207,11 +230,11 @@ class Acceptor:
 
     async def _drain(self, timeout_s: float) -> None:
         """Let what is in flight finish within `timeout_s`; the rest hears an error."""
-        self._frontend.draining = True
+        self._state.draining = True
         self._connections.drain()
         if await self._connections.wait_closed(timeout_s=timeout_s):
             return
-        dead = self._frontend.liveness.dead
+        dead = self._state.liveness.dead
         self._frontend.fail_all(
             EngineDead(dead) if dead else ShuttingDown("the server is shutting down")
         )

@@ -17,12 +17,10 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Protocol
 
-from fastserve import __version__
 from fastserve.api import responses
 from fastserve.api.chunks import ChatChunks, CompletionChunks
 from fastserve.errors import (
     EngineDead,
-    EngineStarting,
     FastserveError,
     MethodNotAllowed,
     ModelNotFound,
@@ -31,6 +29,7 @@ from fastserve.errors import (
     RequestError,
     UnsupportedMediaType,
 )
+from fastserve.frontend.about import About
 from fastserve.frontend.prepare import Prepared, prepare_chat, prepare_completion
 from fastserve.frontend.streams import (
     Answer,
@@ -42,19 +41,22 @@ from fastserve.frontend.streams import (
 from fastserve.http1.message import Response
 from fastserve.lane.messages import Abort, Submit
 from fastserve.log import get_logger
+from fastserve.metrics.catalog import PREPROCESSING_TIME, PROMPT_TOKENS, UNKNOWN_FIELDS
 from fastserve.text.stream import TextStream
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Iterator
 
-    from fastserve.frontend.liveness import Liveness
     from fastserve.frontend.model import Model
     from fastserve.frontend.prepare import Prompt
+    from fastserve.frontend.state import ServingState
     from fastserve.generation import RequestId
     from fastserve.http1.exchange import Exchange
     from fastserve.http1.message import RequestHead
     from fastserve.lane.messages import Outputs, ToEngine
+    from fastserve.metrics.board import Board
+    from fastserve.metrics.meter import Meter
 
 log = get_logger("frontend")
 
@@ -68,10 +70,7 @@ class Engine(Protocol):
 
 
 class Frontend:
-    """The Application that http1 serves, and the Registry of what is in flight.
-
-    `model` is None until the engine has said what it is.
-    """
+    """The Application that http1 serves, and the Registry of what is in flight."""
 
     def __init__(
         self,
@@ -79,17 +78,18 @@ class Frontend:
         loop: asyncio.AbstractEventLoop,
         engine: Engine,
         request_ids: Iterator[RequestId],
-        liveness: Liveness,
+        state: ServingState,
+        board: Board,
+        meter: Meter,
         requests_in_flight_max: int,
         off_loop_bytes_min: int,
         num_connections: Callable[[], int],
         connections_max: int,
     ) -> None:
-        self.model: Model | None = None
-        self.liveness = liveness
-        self.draining = False
-        self._loop = loop
         self.engine = engine
+        self.meter = meter
+        self._state = state
+        self._loop = loop
         self._request_ids = request_ids
         self._requests_in_flight_max = requests_in_flight_max
         self._off_loop_bytes_min = off_loop_bytes_min
@@ -101,10 +101,7 @@ class Frontend:
         self._aborts_held: list[RequestId] = []
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="prepare")
         self._routes: dict[tuple[str, str], Callable[[Exchange], None]] = {
-            ("GET", "/health"): self._health,
-            ("GET", "/ready"): self._get_ready,
-            ("GET", "/version"): self._version,
-            ("GET", "/v1/models"): self._models,
+            **About(state, board=board, meter=meter, in_thread=self._in_thread).routes,
             ("POST", "/v1/chat/completions"): self._chat,
             ("POST", "/v1/completions"): self._completion,
         }
@@ -186,18 +183,22 @@ class Frontend:
                 self._refuse(exchange, error)
             except Exception:
                 log.exception("preparing a request failed", id=exchange.request_id)
-                exchange.respond(error_response(FastserveError("internal error")))
+                self._respond(exchange, error_response(FastserveError("internal error")))
 
         future.add_done_callback(lambda _: self._loop.call_soon_threadsafe(prepared))
 
+    def _in_thread(self, work: Callable[[], bytes], done: Callable[[bytes], None]) -> None:
+        """Run `work` in a thread, and then `done` with its result on the loop."""
+        future = self._threads.submit(work)
+        future.add_done_callback(
+            lambda _: self._loop.call_soon_threadsafe(lambda: done(future.result()))
+        )
+
     def _check_serving(self) -> Model:
         """Return the model. Raises EngineDead, EngineStarting or Overloaded."""
-        if self.liveness.dead is not None:
-            raise EngineDead(self.liveness.dead)
-        if self.model is None or not self.liveness.ready:
-            raise EngineStarting("the model is still loading")
+        model = self._state.serving_model()
         self._check_room(1)
-        return self.model
+        return model
 
     def _check_room(self, num_requests: int) -> None:
         num_in_flight, most = len(self._choices), self._requests_in_flight_max
@@ -206,7 +207,11 @@ class Frontend:
 
     def _refuse(self, exchange: Exchange, error: FastserveError) -> None:
         log.failed("request refused", error, id=exchange.request_id, status=error.status)
-        exchange.respond(error_response(error))
+        self._respond(exchange, error_response(error))
+
+    def _respond(self, exchange: Exchange, response: Response) -> None:
+        self.meter.request(exchange.head.path, response.status)
+        exchange.respond(response)
 
     # ---- 4. One request to the engine for each choice.
 
@@ -220,6 +225,8 @@ class Frontend:
             )
         choices = list(prepared.choices())
         self._check_room(len(choices))
+        if request.unknown_fields:
+            self.meter.count(UNKNOWN_FIELDS, by=len(request.unknown_fields))
         answer = Answer(
             exchange,
             request=request,
@@ -254,6 +261,8 @@ class Frontend:
             except Overloaded as error:
                 answer.fail(error)
                 return
+        self.meter.count(PROMPT_TOKENS, by=answer.prompt_tokens)
+        self.meter.observe(PREPROCESSING_TIME, time.monotonic() - received_s)
 
     def _choice(
         self, answer: Answer, prompt: Prompt, *, index: int
@@ -322,7 +331,7 @@ class Frontend:
 
     def abort(self, request_ids: list[RequestId]) -> None:
         """Tell the engine to stop working on these."""
-        if self.liveness.dead is not None:
+        if self._state.liveness.dead is not None:
             return
         try:
             self.engine.send(Abort(request_ids))
@@ -350,7 +359,7 @@ class Frontend:
 
     def on_engine_gone(self, reason: str) -> None:
         """The engine is dead: tell everybody who waits, and everybody who comes."""
-        self.liveness.dead = reason
+        self._state.liveness.dead = reason
         self._aborts_held.clear()
         self.fail_all(EngineDead(reason))
 
@@ -358,51 +367,6 @@ class Frontend:
         """Keep silent streams open; called once per ping interval."""
         for answer in list(self._answers):
             answer.ping()
-
-    # ---- The routes that need no engine.
-
-    @property
-    def state(self) -> str:
-        """The server's state in one word, as this acceptor knows it."""
-        if self.liveness.dead is not None:
-            return "dead"
-        if self.model is None or not self.liveness.ready:
-            return "starting"
-        if self.liveness.stalled(now_s=time.monotonic()):
-            return "stalled"
-        return "draining" if self.draining else "ready"
-
-    def _health(self, exchange: Exchange) -> None:
-        """200 while what runs is worth keeping; draining is."""
-        state = self.state
-        exchange.respond(self._status(200 if state in ("ready", "draining") else 503, state))
-
-    def _get_ready(self, exchange: Exchange) -> None:
-        """200 while new requests are welcome."""
-        state = self.state
-        exchange.respond(self._status(200 if state == "ready" else 503, state))
-
-    def _status(self, status: int, state: str) -> Response:
-        heartbeat = self.liveness.heartbeat
-        body = b'{"status":"%b","num_running":%d,"num_waiting":%d}' % (
-            state.encode(),
-            heartbeat.num_running if heartbeat else 0,
-            heartbeat.num_waiting if heartbeat else 0,
-        )
-        return Response(status, body=body)
-
-    def _version(self, exchange: Exchange) -> None:
-        exchange.respond(Response(200, body=responses.version(__version__)))
-
-    def _models(self, exchange: Exchange) -> None:
-        if self.model is None:
-            exchange.respond(error_response(EngineStarting("the model is still loading")))
-            return
-        card = self.model.card
-        body = responses.models(
-            [card.name], created=self.model.created, max_seq_len=card.max_seq_len
-        )
-        exchange.respond(Response(200, body=body))
 
 
 def _not_allowed(head: RequestHead, allowed: list[str]) -> Response:

@@ -11,14 +11,16 @@ if TYPE_CHECKING:
 class Liveness:
     """What the frontend knows of the engine's life.
 
-    `dead` is the reason why the engine is gone, and sticky. An engine is stalled if it has work and
-    has finished no step for `stall_unhealthy_s`, or has not been heard of for so long.
+    `heard_s` is when the last heartbeat came (monotonic). `dead` is the reason why the engine is
+    gone. An engine is stalled if it has work and has finished no step for `stall_unhealthy_s`, or
+    has not been heard of for so long.
     """
 
     def __init__(self, *, stall_unhealthy_s: float) -> None:
         self.dead: str | None = None
         self.heartbeat: Heartbeat | None = None
         self._stall_unhealthy_s = stall_unhealthy_s
+        self.heard_s = 0.0
         self._progress_s = 0.0
 
     def begin_again(self) -> None:
@@ -33,6 +35,7 @@ class Liveness:
     def observe(self, heartbeat: Heartbeat, *, now_s: float) -> None:
         """Take a heartbeat."""
         before, self.heartbeat = self.heartbeat, heartbeat
+        self.heard_s = now_s
         busy = heartbeat.num_running + heartbeat.num_waiting > 0
         if before is None or heartbeat.steps != before.steps or not busy:
             self._progress_s = now_s

@@ -19,6 +19,15 @@ from fastserve.errors import FastserveError, GenerationFailed, InvalidRequest
 from fastserve.generation import Finish, FinishReason
 from fastserve.http1.message import Response
 from fastserve.log import get_logger
+from fastserve.metrics.catalog import (
+    ABORTS,
+    E2E_REQUEST_LATENCY,
+    GENERATION_TOKENS,
+    INTER_TOKEN_LATENCY,
+    REQUEST_SUCCESS,
+    TIME_PER_OUTPUT_TOKEN,
+    TIME_TO_FIRST_TOKEN,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -28,6 +37,7 @@ if TYPE_CHECKING:
     from fastserve.frontend.model import Model
     from fastserve.generation import RequestId, TokenLogprob
     from fastserve.http1.exchange import Exchange
+    from fastserve.metrics.meter import Meter
     from fastserve.text.stream import TextStream
 
 log = get_logger("frontend")
@@ -45,6 +55,9 @@ class Registry(Protocol):
     def abort(self, request_ids: list[RequestId]) -> None: ...
 
     def closed(self, answer: Answer) -> None: ...
+
+    @property
+    def meter(self) -> Meter: ...
 
 
 class Answer:
@@ -107,6 +120,7 @@ class Answer:
         self.registry.forget(choice.request_id)
         if abort:
             self.registry.abort([choice.request_id])
+            self.registry.meter.count(ABORTS, "stop_string")
         return self.num_open == 0
 
     def usage(self) -> responses.Usage:
@@ -136,6 +150,7 @@ class Answer:
         """Say in one line how it went, and let go."""
         self.registry.closed(self)
         now_s = time.monotonic()
+        self._measure(now_s, status=status)
         fields: dict[str, object] = {
             "id": self.exchange.request_id,
             "status": status,
@@ -151,6 +166,22 @@ class Answer:
         else:
             log.failed("request failed", error, **fields)
 
+    def _measure(self, now_s: float, *, status: int) -> None:
+        meter = self.registry.meter
+        meter.request(self.exchange.head.path, status)
+        num_tokens = 0
+        for choice in self.choices:
+            num_tokens += choice.num_tokens
+            if choice.finish_reason:
+                meter.count(REQUEST_SUCCESS, choice.finish_reason)
+        meter.count(GENERATION_TOKENS, by=num_tokens)
+        meter.observe(E2E_REQUEST_LATENCY, now_s - self.received_s)
+        if self.first_token_s:
+            meter.observe(TIME_TO_FIRST_TOKEN, self.first_token_s - self.received_s)
+            after_first = num_tokens - len(self.choices)
+            if after_first > 0 and status == 200:
+                meter.observe(TIME_PER_OUTPUT_TOKEN, (now_s - self.first_token_s) / after_first)
+
     def _give_up(self, reason: FinishReason) -> None:
         for choice in self.choices:
             choice.finish_reason = choice.finish_reason or reason
@@ -162,6 +193,10 @@ class Answer:
             for request_id in in_flight:
                 self.registry.forget(request_id)
             self.registry.abort(in_flight)
+            gone = reason is FinishReason.ABORT
+            self.registry.meter.count(
+                ABORTS, "client_gone" if gone else "failed", by=len(in_flight)
+            )
 
     def _on_disconnect(self) -> None:
         self._give_up(FinishReason.ABORT)
@@ -178,6 +213,7 @@ class StreamedChoice:
         "_held",
         "_held_ids",
         "_held_logprobs",
+        "_last_s",
         "_plain",
         "_prompt_token_ids",
         "_render",
@@ -209,6 +245,7 @@ class StreamedChoice:
         self._chunks = chunks
         self._prompt_token_ids = prompt_token_ids
         self._echo = echo
+        self._last_s = 0.0
         self._render: Callable[[str], bytes] = chunks.text
         self._held = ""
         self._held_ids: list[int] = []
@@ -230,9 +267,13 @@ class StreamedChoice:
     ) -> None:
         """Take one delta: write its text, or hold it while the client is not ready."""
         answer = self.answer
+        now_s = time.monotonic()
         if not answer.first_token_s:
-            answer.first_token_s = time.monotonic()
+            answer.first_token_s = now_s
             start_stream(answer, failing=finish)
+        elif self._last_s:
+            answer.registry.meter.observe(INTER_TOKEN_LATENCY, now_s - self._last_s)
+        self._last_s = now_s
         self.num_tokens += len(token_ids)
         if finish is not None:
             token_ids = visible(token_ids, finish, answer)

@@ -82,6 +82,11 @@ class LaneClient:
             except BadFrame:
                 self.bad_frames += 1
 
+    def take_bad_frames(self) -> int:
+        """Return how many frames were dropped since the last call."""
+        bad_frames, self.bad_frames = self.bad_frames, 0
+        return bad_frames
+
     def close(self, *, linger_ms: int = 200) -> None:
         """Detach and close; what is queued has `linger_ms` to leave."""
         # If the queue is full the engine still hears it: from the supervisor.

@@ -16,11 +16,14 @@ from fastserve.errors import Overloaded
 from fastserve.frontend.exchanges import Frontend
 from fastserve.frontend.liveness import Liveness
 from fastserve.frontend.model import Model
+from fastserve.frontend.state import ServingState
 from fastserve.generation import Finish, FinishReason, ModelCard
 from fastserve.http1.exchange import Exchange
 from fastserve.http1.parser import parse_head
 from fastserve.lane.ids import request_ids
 from fastserve.lane.messages import Abort, Heartbeat, Outputs, Submit
+from fastserve.metrics.board import Board
+from fastserve.metrics.meter import Meter
 from fastserve.text.byte_level import BYTE_TO_CHARACTER
 
 if TYPE_CHECKING:
@@ -165,17 +168,21 @@ class Stage:
         self.num_connections = 1
         self.calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self.liveness = Liveness(stall_unhealthy_s=1e9)
+        self.state = ServingState(self.liveness)
+        self.board = Board.make(1)
         self.frontend = Frontend(
             loop=self,  # type: ignore[arg-type] # as much of a loop as a frontend uses
             engine=self,
             request_ids=request_ids(lane=3, incarnation=1),
-            liveness=self.liveness,
+            state=self.state,
+            board=self.board,
+            meter=Meter(self.board.numbers(0)),
             requests_in_flight_max=requests_in_flight_max,
             off_loop_bytes_min=off_loop_bytes_min,
             num_connections=lambda: self.num_connections,
             connections_max=connections_max,
         )
-        self.frontend.model = Model(card, template_bytes_max=1 << 20)
+        self.state.model = Model(card, template_bytes_max=1 << 20)
         self.beat(ready=True)
 
     def beat(self, *, ready: bool, now_s: float = 0.0) -> None:

@@ -122,7 +122,7 @@ def test_an_engine_that_dies_while_a_thread_works_is_told_of(card: ModelCard) ->
 
 def test_a_bug_in_a_thread_is_a_bare_500(card: ModelCard, monkeypatch: Any) -> None:
     stage = Stage(card, off_loop_bytes_min=0)
-    monkeypatch.setattr(stage.frontend.model, "completion_prompt", None)
+    monkeypatch.setattr(stage.state.model, "completion_prompt", None)
     asked = stage.ask(prompt="a")
     stage.run_call()
     assert asked.status == 500
@@ -236,7 +236,7 @@ def test_a_full_lane_is_overloaded(stage: Stage) -> None:
 )
 def test_health_and_ready(stage: Stage, state: str, health: int, ready: int) -> None:
     if state == "draining":
-        stage.frontend.draining = True
+        stage.state.draining = True
     elif state == "starting":
         stage.beat(ready=False)
     elif state == "stalled":
@@ -251,7 +251,7 @@ def test_health_and_ready(stage: Stage, state: str, health: int, ready: int) -> 
 
 
 def test_before_the_model_is_there_nothing_is_taken(stage: Stage) -> None:
-    stage.frontend.model = None
+    stage.state.model = None
     for asked in (stage.ask(), stage.chat(), stage.request("GET", "/v1/models")):
         assert (asked.status, asked.json()["error"]["code"]) == (503, "engine_starting")
         assert asked.header("retry-after") == "1"

@@ -13,7 +13,7 @@ import logging
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fastserve.http1.message import Response
 from tests.http1.test_connection import CLOSE, CLOSE_WAIT, Wire
@@ -26,7 +26,7 @@ HAPPENS = b"\xfe"
 # Enough for several requests; what is longer only takes longer.
 INPUT_BYTES_MAX = 4096
 # Small, so that inputs of a few bytes reach them.
-LIMITS = {
+LIMITS: dict[str, Any] = {
     "target_bytes_max": 256,
     "header_bytes_max": 1024,
     "header_count_max": 8,

@@ -873,7 +873,7 @@ def test_a_connection_too_many_is_told_so_before_it_sends_anything() -> None:
     assert refused.statuses() == [503]
     assert b"Retry-After: 1\r\nConnection: close\r\n\r\n" in refused.sent
     assert refused.transport.eof_written
-    assert not refused.transport.ending, "it may read on until it has seen why"
+    assert not refused.transport.is_closing(), "it may read on until it has seen why"
     refused.send(GET)
     assert refused.statuses() == [503]
     assert refused.app.exchanges == []

@@ -1,0 +1,109 @@
+"""What the server says about itself: health, readiness, version, models, metrics.
+
+Every acceptor answers for the whole server. None of it asks the engine anything, so a probe is
+answered at once however busy that is.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from fastserve import __version__
+from fastserve.api import responses
+from fastserve.errors import EngineStarting
+from fastserve.frontend.streams import error_response
+from fastserve.http1.message import Response
+from fastserve.metrics.exposition import CONTENT_TYPE, EngineNumbers, expose
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fastserve.frontend.state import ServingState
+    from fastserve.http1.exchange import Exchange
+    from fastserve.metrics.board import Board
+    from fastserve.metrics.meter import Meter
+
+
+class About:
+    """The handlers of these routes. `in_thread` runs what may take milliseconds off the loop."""
+
+    def __init__(
+        self,
+        state: ServingState,
+        *,
+        board: Board,
+        meter: Meter,
+        in_thread: Callable[[Callable[[], bytes], Callable[[bytes], None]], None],
+    ) -> None:
+        self._state = state
+        self._board = board
+        self._meter = meter
+        self._in_thread = in_thread
+        self.routes: dict[tuple[str, str], Callable[[Exchange], None]] = {
+            ("GET", "/health"): self._health,
+            ("GET", "/ready"): self._ready,
+            ("GET", "/version"): self._version,
+            ("GET", "/v1/models"): self._models,
+            ("GET", "/metrics"): self._metrics,
+        }
+
+    def _health(self, exchange: Exchange) -> None:
+        """200 while what runs is worth keeping; draining is."""
+        word = self._state.word
+        self._respond(exchange, self._status(200 if word in ("ready", "draining") else 503, word))
+
+    def _ready(self, exchange: Exchange) -> None:
+        """200 while new requests are welcome."""
+        word = self._state.word
+        self._respond(exchange, self._status(200 if word == "ready" else 503, word))
+
+    def _status(self, status: int, word: str) -> Response:
+        heartbeat = self._state.liveness.heartbeat
+        body = b'{"status":"%b","num_running":%d,"num_waiting":%d}' % (
+            word.encode(),
+            heartbeat.num_running if heartbeat else 0,
+            heartbeat.num_waiting if heartbeat else 0,
+        )
+        return Response(status, body=body)
+
+    def _version(self, exchange: Exchange) -> None:
+        self._respond(exchange, Response(200, body=responses.version(__version__)))
+
+    def _models(self, exchange: Exchange) -> None:
+        model = self._state.model
+        if model is None:
+            self._respond(exchange, error_response(EngineStarting("the model is still loading")))
+            return
+        body = responses.models(
+            [model.card.name], created=model.created, max_seq_len=model.card.max_seq_len
+        )
+        self._respond(exchange, Response(200, body=body))
+
+    def _metrics(self, exchange: Exchange) -> None:
+        # Counted first, so that a scrape counts itself and two in a row differ by one.
+        self._meter.request("/metrics", 200)
+        engine = self._engine_numbers()
+        model = self._state.model
+        info = {"version": __version__, "model": model.card.name if model else ""}
+        self._in_thread(
+            lambda: expose(self._board.all_numbers(), engine=engine, info=info),
+            lambda text: exchange.respond(Response(200, body=text, content_type=CONTENT_TYPE)),
+        )
+
+    def _engine_numbers(self) -> EngineNumbers | None:
+        liveness = self._state.liveness
+        heartbeat = liveness.heartbeat
+        if heartbeat is None or liveness.dead is not None:
+            return None
+        return EngineNumbers(
+            num_running=heartbeat.num_running,
+            num_waiting=heartbeat.num_waiting,
+            kv_cache_usage=heartbeat.kv_cache_usage,
+            steps=heartbeat.steps,
+            heartbeat_age_s=time.monotonic() - liveness.heard_s,
+        )
+
+    def _respond(self, exchange: Exchange, response: Response) -> None:
+        self._meter.request(exchange.head.path, response.status)
+        exchange.respond(response)
