@@ -1,8 +1,8 @@
 """`python -m bench`: compare servers (`run`, the default), load one (`load`), or measure rooms.
 
-    python -m bench                          fastserve and its peers, the whole table of works
-    python -m bench load --url URL           any OpenAI-compatible server
-    python -m bench micro                    each room by itself, against its budget
+python -m bench                          fastserve and its peers, the whole table of works
+python -m bench load --url URL           any OpenAI-compatible server
+python -m bench micro                    each room by itself, against its budget
 """
 
 from __future__ import annotations

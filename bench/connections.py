@@ -101,11 +101,22 @@ def measure(kind: Kind, count: int, folder: Path, flags: list[str]) -> tuple[int
         time.sleep(SETTLE_S)
         before_bytes = acceptor.memory_full_info().uss
         with opened(kind, count, port):
-            time.sleep(SETTLE_S)
-            uss_bytes = acceptor.memory_full_info().uss
+            uss_bytes = settled_uss_bytes(acceptor)
             held = len(acceptor.net_connections("tcp")) - 1
             assert held >= count, f"the acceptor holds {held} of {count} connections"
         return uss_bytes - before_bytes, uss_bytes
+
+
+def settled_uss_bytes(process: psutil.Process) -> int:
+    """Its private memory once that changes no more: everything sent has been read."""
+    deadline_s = time.monotonic() + WAIT_S
+    before_bytes = 0
+    while True:
+        time.sleep(SETTLE_S)
+        uss_bytes = int(process.memory_full_info().uss)
+        if abs(uss_bytes - before_bytes) < 1 << 18 or time.monotonic() > deadline_s:
+            return uss_bytes
+        before_bytes = uss_bytes
 
 
 @contextlib.contextmanager

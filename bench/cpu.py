@@ -100,9 +100,7 @@ class Meter:
 
 def usage(first: Reading, last: Reading, *, num_cores: int) -> Usage:
     """What happened between two readings. A process that came in between began at zero."""
-    server_s = sum(
-        used - first.by_process.get(pid, 0.0) for pid, used in last.by_process.items()
-    )
+    server_s = sum(used - first.by_process.get(pid, 0.0) for pid, used in last.by_process.items())
     elapsed_s = max(last.at_s - first.at_s, 1e-9)
     others_s = last.busy_s - first.busy_s - server_s
     return Usage(server_s=server_s, others_share=max(0.0, others_s) / elapsed_s / num_cores)

@@ -42,9 +42,11 @@ def main(argv: list[str]) -> int:
         plan,
         cores=cores,
         processes=arguments.processes,
-        on_progress=_shower(),
+        on_progress=_show,
         on_window_edge=meter.read if meter else lambda: None,
     )
+    if sys.stderr.isatty():
+        print(file=sys.stderr)
     server_s = meter.usage().server_s if meter and len(meter.readings) > 1 else None
     print(as_text(result, server_s=server_s))
     if arguments.json is not None:
@@ -145,27 +147,21 @@ def _requests(arguments: argparse.Namespace, target: Target) -> list[Request]:
     model = arguments.model or ask_model(target)
     if model is None:
         raise LoadError(f"{arguments.url} lists no model: is it up? Or give --model")
-    bodies = chat_bodies(
-        model=model, tokens=arguments.max_tokens, stream=not arguments.no_stream
-    )
+    bodies = chat_bodies(model=model, tokens=arguments.max_tokens, stream=not arguments.no_stream)
     return [Request(body=body, expected_chunks=expected) for body in bodies]
 
 
-class _shower:  # noqa: N801 (a function with a memory)
-    """Shows how far all programs together are, on one line of a terminal."""
-
-    def __init__(self) -> None:
-        self._shown = sys.stderr.isatty()
-
-    def __call__(self, progress: Progress) -> None:
-        if self._shown:
-            print(
-                f"\r\x1b[Kin flight {progress.in_flight}  requests {progress.requests}  "
-                f"chunks {progress.chunks}  failures {progress.failures}",
-                end="",
-                file=sys.stderr,
-                flush=True,
-            )
+def _show(progress: Progress) -> None:
+    """How far it is: on a terminal one line that changes, elsewhere a line each time."""
+    on_terminal = sys.stderr.isatty()
+    start = "\r" if on_terminal else ""
+    print(
+        f"{start}in flight {progress.in_flight}  "
+        f"requests {progress.requests}  chunks {progress.chunks}  failures {progress.failures}  ",
+        end="" if on_terminal else "\n",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -66,7 +66,8 @@ def parser() -> Callable[[], object]:
 
     def read() -> None:
         reader.feed(request)
-        assert reader.next_head() and reader.next_body()
+        assert reader.next_head()
+        assert reader.next_body()
 
     return read
 
@@ -96,7 +97,7 @@ def tokenizer() -> Callable[[], object]:
     """About 20 words: more such texts in turn than the tokenizer remembers."""
     model = _model()
     bodies = chat_bodies(model="m", tokens=64, stream=True)
-    texts = itertools.cycle([parse_chat(body).messages[1]["content"] for body in bodies])
+    texts = itertools.cycle([str(parse_chat(body).messages[1]["content"]) for body in bodies])
     return lambda: model.tokenizer.encode(next(texts), parse_special=True)
 
 
@@ -145,20 +146,20 @@ def render() -> Callable[[], object]:
     return frame
 
 
-# Budgets are 1.25 times what each room took on one core of an AMD EPYC 7003 virtual machine with
-# CPython 3.11, when the room was last made faster or slower on purpose.
+# Budgets are 1.25 times what each room took on one core of a virtual machine (AMD EPYC, family 25,
+# 2.6 GHz) with CPython 3.11. Whoever makes a room faster or slower on purpose sets its budget anew.
 # fmt: off
 ROOMS = (
-    Room(name="parser",       unit="request", budget_us=10.0, make=parser),
-    Room(name="validation",   unit="request", budget_us=10.0, make=validation),
-    Room(name="template",     unit="request", budget_us=40.0, make=template),
-    Room(name="tokenizer",    unit="request", budget_us=40.0, make=tokenizer),
-    Room(name="prompt",       unit="request", budget_us=100.0, make=prompt),
-    Room(name="lane submit",  unit="request", budget_us=15.0, make=lane_submit),
-    Room(name="lane outputs", unit="token",   budget_us=0.2,  make=lane_outputs, units=_RUNNING),
+    Room(name="parser",       unit="request", budget_us=7.0, make=parser),
+    Room(name="validation",   unit="request", budget_us=6.5, make=validation),
+    Room(name="template",     unit="request", budget_us=22.0, make=template),
+    Room(name="tokenizer",    unit="request", budget_us=65.0, make=tokenizer),
+    Room(name="prompt",       unit="request", budget_us=120.0, make=prompt),
+    Room(name="lane submit",  unit="request", budget_us=14.0, make=lane_submit),
+    Room(name="lane outputs", unit="token",   budget_us=0.11,  make=lane_outputs, units=_RUNNING),
     Room(name="detokenizer",  unit="token",   budget_us=0.2,  make=detokenizer),
-    Room(name="stops",        unit="token",   budget_us=0.4,  make=stops),
-    Room(name="render",       unit="token",   budget_us=0.5,  make=render),
+    Room(name="stops",        unit="token",   budget_us=0.25,  make=stops),
+    Room(name="render",       unit="token",   budget_us=0.33,  make=render),
 )
 # fmt: on
 

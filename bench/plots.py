@@ -31,9 +31,7 @@ def draw(
         if len(streamed) < 2:
             continue
         for name, title, value in _BY_CONCURRENCY:
-            lines = {
-                server.name: _line(cells, server, streamed, value) for server in servers
-            }
+            lines = {server.name: _line(cells, server, streamed, value) for server in servers}
             path = directory / f"{name}-step-{step_ms:g}ms.png"
             _plot(path, lines, title=f"{title}, step {step_ms:g} ms", x="clients", log_x=True)
             drawn.append(path)

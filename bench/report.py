@@ -25,8 +25,9 @@ _PACKAGES = (
 _MERGED_SHARE_MAX = 0.3
 
 _LEGEND = f"""\
-`*` over {_MERGED_SHARE_MAX:.0%} of the chunks came merged with another in one read, which flatters the cost;
-`?` others used over {OTHERS_SHARE_MAX:.0%} of the server's cores in every attempt; `!` some answers failed;
+`*` over {_MERGED_SHARE_MAX:.0%} of the chunks came merged in one read, which flatters the cost;
+`?` others used over {OTHERS_SHARE_MAX:.0%} of the server's cores in each attempt;
+`!` some answers failed;
 `^` the load generator used over {LOAD_SHARE_MAX:.0%} of its cores and may be what limited.
 """
 
@@ -76,8 +77,7 @@ def as_markdown(
             "# Servers side by side",
             "",
             f"{about['cpu']}, Linux {about['kernel']}, Python {about['python']}; {versions}.",
-            f"Server on cores {_listed(options.server_cores)}, load on cores "
-            f"{_listed(options.load_cores)}; {options.rounds} rounds of {options.window_s:g} s.",
+            f"{_cores(options)}; {options.rounds} rounds of {options.window_s:g} s.",
             "",
             "## CPU microseconds of the whole server per streamed chunk (s) or request (n)",
             "",
@@ -98,7 +98,7 @@ def as_markdown(
             "",
             "## Share of chunks that came merged, percent",
             "",
-            *grid.table(lambda cell: 100 * cell.merged_share if cell.itl_ms["p50"] else None),
+            *grid.table(lambda cell: 100 * cell.merged_share if _is_streamed(cell) else None),
             "",
             *_remarks(cells, servers),
         ]
@@ -147,6 +147,10 @@ def _marks(cells: Sequence[Cell]) -> str:
     return marks
 
 
+def _is_streamed(cell: Cell) -> bool:
+    return cell.itl_ms["p50"] is not None
+
+
 def _remarks(cells: Sequence[Cell], servers: Sequence[Server]) -> list[str]:
     own_pace = [server.name for server in servers if not server.paced]
     remarks = [f"- {name} has a pace of its own, whatever the work says." for name in own_pace]
@@ -155,14 +159,19 @@ def _remarks(cells: Sequence[Cell], servers: Sequence[Server]) -> list[str]:
     return [*remarks, ""] if remarks else []
 
 
-def _listed(cores: frozenset[int]) -> str:
-    return ", ".join(map(str, sorted(cores)))
+def _cores(options: Options) -> str:
+    server, load = (
+        ", ".join(map(str, sorted(cores))) for cores in (options.server_cores, options.load_cores)
+    )
+    return f"Server on cores {server}, load on cores {load}"
 
 
 def _cpu_name() -> str:
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
-            names = [line.split(":", 1)[1].strip() for line in file if line.startswith("model name")]
+            names = [
+                line.split(":", 1)[1].strip() for line in file if line.startswith("model name")
+            ]
     except OSError:
         names = []
     return names[0] if names else platform.machine()

@@ -114,8 +114,8 @@ BY_CHOICE = (
     ),
     Server(
         name="dynamo",
-        command="sh -c '\"$0\" -m dynamo.mocker --model-path \"$1\" & "
-        "exec \"$0\" -m dynamo.frontend --http-port \"$2\"' {python} {model} {port}",
+        command='sh -c \'"$0" -m dynamo.mocker --model-path "$1" & '
+        'exec "$0" -m dynamo.frontend --http-port "$2"\' {python} {model} {port}',
         needs=("dynamo",),
         # Without etcd: workers find each other through files.
         environment={"DYN_DISCOVERY_BACKEND": "file"},

@@ -14,12 +14,16 @@ from dataclasses import dataclass
 NUM_REQUESTS = 4096
 
 _SYSTEM = "You are a helpful assistant. Answer in one short paragraph."
-_WORDS = (
-    "about above across after again always animal answer around before began below between book "
-    "boy carry change children city close country cut different does earth eat enough every "
-    "example eye face family far father feet few find food form found four girl give good great "
-    "group grow hand hard head hear help here high home house idea important keep kind land large"
-).split()
+# Common English words: a token each, more or less.
+_WORDS = tuple(
+    # A list literal, as the linter would have it, is a page.
+    """
+    about above across after again always animal answer around before began below between book boy
+    carry change children city close country cut different does earth eat enough every example eye
+    face family far father feet few find food form found four girl give good great group grow hand
+    hard head hear help here high home house idea important keep kind land large
+    """.split()  # noqa: SIM905
+)
 _WORDS_PER_MESSAGE = 20
 
 
@@ -63,7 +67,9 @@ WORKS = (
 # fmt: on
 
 
-def chat_bodies(*, model: str, tokens: int, stream: bool, number: int = NUM_REQUESTS) -> list[bytes]:
+def chat_bodies(
+    *, model: str, tokens: int, stream: bool, number: int = NUM_REQUESTS
+) -> list[bytes]:
     """Chats of two messages, about 50 tokens of prompt, no two alike. The same in every run."""
     chance = random.Random(0)
     fields = {"model": model, "max_tokens": tokens, "temperature": 0.7, "stream": stream}

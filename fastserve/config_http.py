@@ -146,6 +146,13 @@ class HTTPConfig(Section):
         at_least=0,
         at_most=1_000_000,
     )
+    bodies_bytes_max: int = setting(
+        GIB,
+        "Bytes of bodies on their way, of all connections together; beyond it 503.",
+        unit="bytes",
+        at_least=KIB,
+        at_most=1024 * GIB,
+    )
     off_loop_bytes_min: int = setting(
         64 * KIB,
         "Bodies and prompts from this size on are parsed in a thread, so that they do not hold up "
@@ -154,6 +161,13 @@ class HTTPConfig(Section):
         at_least=0,
         at_most=GIB,
     )
+
+    def check(self) -> None:
+        if self.bodies_bytes_max < self.body_bytes_max:
+            raise ConfigError(
+                f"http.bodies_bytes_max: {self.bodies_bytes_max} is less than "
+                f"http.body_bytes_max, which is {self.body_bytes_max}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -76,6 +76,7 @@ LISTS = {"allow_origins": ("https://a.example", "http://b.example:8080")}
 ALSO: dict[str, dict[str, Value]] = {
     "engine.stall_kill_s": {"engine.stall_unhealthy_s": 0.1, "lane.heartbeat_interval_s": 0.05},
     "engine.stall_unhealthy_s": {"lane.heartbeat_interval_s": 0.05},
+    "http.bodies_bytes_max": {"http.body_bytes_max": 1024},
     "server.tcp": {"server.uds": "socket"},
     "tls.key": {"tls.certificate": "pem"},
     "tls.client_ca": {"tls.certificate": "pem"},
@@ -168,6 +169,8 @@ def test_a_wrong_key_is_not_shown_either(tmp_path: Path) -> None:
              "percent-encoded"))
             for path in ("llm", "/llm/", "/", "/a//b", "/a?b", "/a#b", "/é")
         ),
+        ("--http-bodies-bytes-max 1024", "http.bodies_bytes_max: 1024 is less than "
+         "http.body_bytes_max, which is 33554432"),
         ("--tls-key k.pem", "tls.key: not without tls.certificate"),
         ("--tls-client-ca c.pem", "tls.client_ca: not without tls.certificate"),
         ("--cors-allow-origins * --cors-allow-credentials",

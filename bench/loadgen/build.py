@@ -28,7 +28,9 @@ def build() -> Path:
     if program.exists():
         return program
     if compiler is None:
-        raise LoadError("the load generator is C, and there is no C compiler: install cc, or set CC")
+        raise LoadError(
+            "the load generator is C, and there is no C compiler: install cc, or set CC"
+        )
     program.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=program.parent) as scratch:
         made = Path(scratch) / program.name

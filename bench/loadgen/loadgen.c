@@ -348,10 +348,10 @@ static uint64_t failures(void) {
     return sum;
 }
 
-static void print_progress(uint64_t now_ns) {
-    printf("{\"progress\": {\"at_ns\": %" PRIu64 ", \"in_flight\": %u, \"requests\": %" PRIu64
-           ", \"chunks\": %" PRIu64 ", \"failures\": %" PRIu64 "}}\n",
-           now_ns, num_in_flight, counted.requests, counted.chunks, failures());
+static void print_progress(void) {
+    printf("{\"progress\": {\"in_flight\": %u, \"requests\": %" PRIu64 ", \"chunks\": %" PRIu64
+           ", \"failures\": %" PRIu64 "}}\n",
+           num_in_flight, counted.requests, counted.chunks, failures());
     fflush(stdout);
 }
 
@@ -363,7 +363,7 @@ static uint64_t on_clock(uint64_t now_ns) {
     if (!cpu_ended_ns && now_ns >= plan.window_end_ns)
         cpu_ended_ns = clock_ns(CLOCK_PROCESS_CPUTIME_ID);
     if (now_ns >= progress_ns) {
-        print_progress(now_ns);
+        print_progress();
         progress_ns = now_ns + PROGRESS_NS;
     }
     const uint64_t times_ns[] = {plan.window_begin_ns, plan.window_end_ns, plan.give_up_ns};

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import selectors
 import subprocess
 import time
@@ -28,12 +29,12 @@ _GRACE_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far one program is. Requests and chunks count from the window's beginning."""
+    """How far all programs are. Requests and chunks count from the window's beginning."""
 
-    in_flight: int
-    requests: int
-    chunks: int
-    failures: int
+    in_flight: int = 0
+    requests: int = 0
+    chunks: int = 0
+    failures: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -101,11 +102,12 @@ def run(
             _hand_over(programs[-1], part.render(begin_ns=begin_ns))
         edges_s = [begin_ns / 1e9 + plan.warm_s, begin_ns / 1e9 + plan.warm_s + plan.window_s]
         give_up_s = begin_ns / 1e9 + plan.duration_s + _GRACE_S
-        for line in _lines(programs, edges_s, on_window_edge, give_up_s=give_up_s):
+        far: dict[int, Counter[str]] = {}
+        for pid, line in _lines(programs, edges_s, on_window_edge, give_up_s=give_up_s):
             message = json.loads(line)
             if "progress" in message:
-                message["progress"].pop("at_ns")
-                on_progress(Progress(**message["progress"]))
+                far[pid] = Counter(message["progress"])
+                on_progress(Progress(**sum(far.values(), Counter())))
             else:
                 result.add(message["result"])
         for each in programs:
@@ -141,12 +143,16 @@ def _lines(
     on_edge: Callable[[], None],
     *,
     give_up_s: float,
-) -> Iterator[bytes]:
-    """What the programs print, line by line, until all have ended; edges are told on the way."""
+) -> Iterator[tuple[int, bytes]]:
+    """What the programs print, each line with its pid, until all have ended.
+
+    Edges are told on the way.
+    """
+    kept = {program.pid: b"" for program in programs}
     with selectors.DefaultSelector() as selector:
         for program in programs:
             assert program.stdout is not None
-            selector.register(program.stdout, selectors.EVENT_READ, bytearray())
+            selector.register(program.stdout, selectors.EVENT_READ, program)
         while selector.get_map():
             now_s = time.monotonic()
             if edges_s and now_s >= edges_s[0]:
@@ -157,13 +163,12 @@ def _lines(
                 raise LoadError("the load generator did not end in time")
             wait_s = max(0.0, min(edges_s[0] - now_s if edges_s else 1.0, 1.0))
             for key, _ in selector.select(wait_s):
-                stream: Any = key.fileobj
-                data = stream.read(1 << 16)
+                data = os.read(key.fd, 1 << 16)
                 if not data:
-                    selector.unregister(stream)
-                *lines, rest = (key.data + data).split(b"\n")
-                key.data[:] = rest
-                yield from lines
+                    selector.unregister(key.fd)
+                pid = key.data.pid
+                *lines, kept[pid] = (kept[pid] + data).split(b"\n")
+                yield from ((pid, line) for line in lines)
     # A run that ended early, as a trace may, ends its window with it.
     for _ in edges_s:
         on_edge()

@@ -1,7 +1,8 @@
 """A simulated engine inside of an asyncio server: a word of every running request each step.
 
-Steps follow each other without drift, and one that comes late is not waited for, as in fastserve's
-own simulated engine. A request's words go to a function, called in the step.
+Steps follow each other without drift, one that comes late is not waited for, and a request that
+comes during a step joins with the next: all as in fastserve's own simulated engine. A request's
+words go to a function, called in the step.
 """
 
 from __future__ import annotations
@@ -23,15 +24,17 @@ class PacedEngine:
         self._step_s = step_s
         # Each request's function, and how many words are left for it.
         self._running: dict[Callable[[str, bool], None], int] = {}
+        self._waiting: dict[Callable[[str, bool], None], int] = {}
         self._stepping: asyncio.Task[None] | None = None
 
     def run(self, sink: Callable[[str, bool], None], *, tokens: int) -> None:
-        """Generate that many words; the first comes with the next step."""
-        self._running[sink] = tokens
+        """Generate that many words; the first comes at the end of the next step."""
+        self._waiting[sink] = tokens
         if self._stepping is None:
             self._stepping = asyncio.get_running_loop().create_task(self._step())
 
     def abort(self, sink: Callable[[str, bool], None]) -> None:
+        self._waiting.pop(sink, None)
         self._running.pop(sink, None)
 
     async def stream(self, *, tokens: int) -> AsyncIterator[tuple[str, bool]]:
@@ -69,7 +72,9 @@ class PacedEngine:
 
     async def _step(self) -> None:
         next_s = time.monotonic()
-        while self._running:
+        while self._running or self._waiting:
+            self._running |= self._waiting
+            self._waiting.clear()
             now_s = time.monotonic()
             next_s = max(next_s + self._step_s, now_s)
             # Also without a pause the loop must have its turn.

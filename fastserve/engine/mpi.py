@@ -233,8 +233,10 @@ class MpiSession:
         """
         deadline_s = time.monotonic() + timeout_s
         while True:
+            # Not future.done(): that comes before our own account of it.
+            done = self._in_flight.isdisjoint(futures)
             self.check()
-            if all(future.done() for future in futures):
+            if done:
                 return True
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
@@ -380,8 +382,9 @@ class MpiSession:
         self._poll.close()
         news, self._news = self._news, -1
         os.close(news)
-        if self._watch is not None:
-            self._watch.close()
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.close()
 
     def _enter(self, state: SessionState) -> None:
         assert state in NEXT[self.state], f"{self.state.name} -> {state.name}"

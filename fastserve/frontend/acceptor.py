@@ -59,7 +59,9 @@ class _Counted(Connections):
 
     def __init__(self, slot: Slot, config: HTTPConfig) -> None:
         super().__init__(
-            admitted_max=config.connections_max, refused_max=config.connections_refused_max
+            admitted_max=config.connections_max,
+            refused_max=config.connections_refused_max,
+            bodies_bytes_max=config.bodies_bytes_max,
         )
         self._slot = slot
 

@@ -165,6 +165,7 @@ class Answer:
             log.info("request finished", **fields)
         else:
             log.failed("request failed", error, **fields)
+        self.choices = []  # they know us: no cycle is left for the collector
 
     def _measure(self, now_s: float, *, status: int) -> None:
         meter = self.registry.meter

@@ -77,6 +77,10 @@ class ChunkedBody:
         self._left_bytes = 0
         self._next = _Next.SIZE
 
+    @property
+    def decoded_bytes(self) -> int:
+        return len(self._body)
+
     def take(self, buffer: bytearray) -> bytes | None:
         """Take from the front of `buffer`; return the body once it is complete, else None.
 

@@ -46,6 +46,7 @@ class Connection(asyncio.Protocol):
         "_eof",
         "_exchange",
         "_head",
+        "_held_bytes",
         "_limits",
         "_logger",
         "_loop",
@@ -98,6 +99,8 @@ class Connection(asyncio.Protocol):
         self._unsent_bytes = 0
         # When a body is due that earns no time by coming fast.
         self._body_due_s = math.inf
+        # What Connections has been told that this one holds of a body.
+        self._held_bytes = 0
         # Of a client that has finished sending. None where the kernel cannot be asked.
         self._watch: peer.Watch | None = None
 
@@ -166,6 +169,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 -- asyncio's signature
         self._enter(State.CLOSED)
+        self._release_body()
         self._deadline.cancel()
         if self._watch is not None:
             self._watch.stop()
@@ -259,10 +263,12 @@ class Connection(asyncio.Protocol):
             body = self._reader.next_body()
             if body is None:
                 self._wait_for_body(head)
+                self._hold_body()
                 return False
         else:
             body = self._reader.next_body()
             if body is None:
+                self._hold_body()
                 return False
         self._serve(body)
         return True
@@ -285,6 +291,17 @@ class Connection(asyncio.Protocol):
         self._deadline.set(self._limits.body_timeout_s)
         self._body_due_s = self._loop.time() + self._limits.body_timeout_s
 
+    def _hold_body(self) -> None:
+        """Have what has come of a body counted among those of all connections."""
+        grown_bytes = self._reader.held_bytes - self._held_bytes
+        self._held_bytes += grown_bytes
+        if not self._connections.hold(grown_bytes):
+            raise ProtocolError(503, "too many large requests at once")
+
+    def _release_body(self) -> None:
+        self._connections.hold(-self._held_bytes)
+        self._held_bytes = 0
+
     def _serve(self, body: bytes) -> None:
         self._deadline.clear()
         exchange = self._open_exchange(body)
@@ -301,6 +318,8 @@ class Connection(asyncio.Protocol):
 
     def _open_exchange(self, body: bytes) -> Exchange:
         self._enter(State.ANSWERING)
+        if self._held_bytes:
+            self._release_body()
         self._exchange = Exchange(self, head=self._head, body=body, send=self._transport.write)
         return self._exchange
 
@@ -326,7 +345,7 @@ class Connection(asyncio.Protocol):
 
     def _turn_away(self) -> None:
         """Answer a connection that is one too many, whatever it was going to say."""
-        refusal = self._refusal(503, "too many connections", headers=((b"Retry-After", b"1"),))
+        refusal = self._refusal(503, "too many connections")
         self._transport.write(
             render_response(refusal, request_id=made_request_id(), connection=CLOSE)
         )
@@ -335,7 +354,8 @@ class Connection(asyncio.Protocol):
         else:
             self._close()
 
-    def _refusal(self, status: int, message: str, *, headers: Fields = ()) -> Response:
+    def _refusal(self, status: int, message: str) -> Response:
+        headers: Fields = ((b"Retry-After", b"1"),) if status == 503 else ()
         try:
             body = self._app.error_body(status, message)
         except Exception:

@@ -1,7 +1,9 @@
-"""The connections of one acceptor, and how many there may be.
+"""The connections of one acceptor: how many there may be, and what their bodies may hold.
 
 The cap is hard: it also counts those that never send a request. One more is told so at once and
 reads its answer in a place of its own; where those are all taken, too, it is closed right away.
+
+A head is small and a body need not be: those that are on their way are bounded all together.
 """
 
 from __future__ import annotations
@@ -16,8 +18,16 @@ if TYPE_CHECKING:
 class Connections:
     """`len()` is the number of those admitted. Those refused are kept apart, and not for long."""
 
-    def __init__(self, *, admitted_max: int = 16_384, refused_max: int = 128) -> None:
+    def __init__(
+        self,
+        *,
+        admitted_max: int = 16_384,
+        refused_max: int = 128,
+        bodies_bytes_max: int = 1 << 30,
+    ) -> None:
         self.draining = False
+        self._bodies_bytes = 0
+        self._bodies_bytes_max = bodies_bytes_max
         self._admitted_max = admitted_max
         self._refused_max = refused_max
         self._admitted: set[Connection] = set()
@@ -43,6 +53,11 @@ class Connections:
         self._refused.discard(connection)
         if not self._admitted and not self._refused and self._on_empty is not None:
             self._on_empty.set()
+
+    def hold(self, change_bytes: int) -> bool:
+        """Note that bodies on their way have grown, or shrunk; False if they hold too much now."""
+        self._bodies_bytes += change_bytes
+        return self._bodies_bytes <= self._bodies_bytes_max
 
     def drain(self) -> None:
         """Close idle connections now and the others after their answer, which says so if it can."""

@@ -55,6 +55,12 @@ class RequestReader:
         return len(self._buffer)
 
     @property
+    def held_bytes(self) -> int:
+        """What is held of a body that is not whole yet, and what came with it."""
+        decoded = 0 if self._chunked_body is None else self._chunked_body.decoded_bytes
+        return len(self._buffer) + decoded
+
+    @property
     def started(self) -> bool:
         """Whether anything of the next request has come, be it an empty line."""
         return self._empty_line_seen or bool(self._buffer)

@@ -916,6 +916,39 @@ def test_those_refused_are_waited_for_and_aborted_like_the_others() -> None:
     assert asyncio.run(wait())
 
 
+# Bodies on their way, all together.
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_bodies_on_their_way_are_bounded_all_together(chunked: bool) -> None:
+    connections = Connections(bodies_bytes_max=100)
+    begin = (
+        b"POST /echo HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n50\r\n"
+        if chunked
+        else post(b"x" * 80).removesuffix(b"x" * 80)
+    )
+    end = b"x" * 30 + (b"\r\n0\r\n\r\n" if chunked else b"")
+    first, second = Wire(connections=connections), Wire(connections=connections)
+    first.send(begin, b"x" * 50)
+    second.send(begin, b"x" * 40)
+    assert second.send(b"x" * 20).statuses() == [503]
+    assert b"Retry-After: 1" in second.sent
+    assert second.is_over()
+    # What it held is free again, and the first one is served.
+    assert first.send(end).statuses() == [200]
+    for _ in range(3):
+        assert Wire(connections=connections).send(begin, b"x" * 50, end).statuses() == [200]
+
+
+def test_a_body_that_will_not_be_whole_holds_nothing_in_the_end() -> None:
+    connections = Connections(bodies_bytes_max=100)
+    begin = post(b"x" * 90)[:-10]
+    for leave in (Wire.lose, lambda wire: wire.loop.advance(100), lambda wire: wire.lose()):
+        wire = Wire(connections=connections).send(begin)
+        leave(wire)
+    assert Wire(connections=connections).send(begin + b"x" * 10).statuses() == [200]
+
+
 # Headers beside the answer's own.
 
 
