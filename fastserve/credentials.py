@@ -31,7 +31,7 @@ _FILE_BYTES_MAX = 4 << 20
 class Certificates:
     """PEM, as read. `key` None: it is with the certificate; `client_ca` None: clients need none."""
 
-    certificate: bytes
+    certificate: bytes = field(repr=False)
     key: bytes | None = field(repr=False)
     client_ca: bytes | None
 

@@ -18,14 +18,14 @@ import os
 import resource
 import secrets
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from setproctitle import setproctitle
 
 from fastserve import log as logging
-from fastserve.engine.arguments import EngineArguments, EngineSettings
+from fastserve.engine.arguments import EngineArguments, EngineSettings, LauncherDescriptor
 from fastserve.errors import ConfigError
 from fastserve.frontend.arguments import AcceptorArguments, AccessArguments
 from fastserve.metrics.board import Board
@@ -84,7 +84,15 @@ def launch(config: Config) -> int:
         url = listeners.url("https" if config.tls.certificate else "http")
         display = Display(url=url + (config.server.root_path or ""), shown=config.server.progress)
         stack.callback(display.close)
-        return _supervisor(config, listeners, credentials, run_directory.path, display).run()
+        shared = _Shared(
+            config=config,
+            listeners=listeners,
+            credentials=credentials,
+            run_directory=run_directory.path,
+            key=secrets.token_bytes(32),
+            board=Board.make(config.server.frontends),
+        )
+        return _supervisor(shared, display).run()
 
 
 def _credential_files(config: Config) -> CredentialFiles:
@@ -106,70 +114,30 @@ def _raise_descriptor_limit() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def _supervisor(
-    config: Config,
-    listeners: Listeners,
-    credentials: CredentialFiles,
-    run_directory: Path,
-    display: Display,
-) -> Supervisor:
-    key = secrets.token_bytes(32)
-    board = Board.make(config.server.frontends)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shared:
+    """What the supervisor owns and its children are given a part of."""
+
+    config: Config
+    listeners: Listeners
+    credentials: CredentialFiles
+    run_directory: Path
+    key: bytes
+    board: Board
+
+
+def _supervisor(shared: _Shared, display: Display) -> Supervisor:
+    config, board = shared.config, shared.board
 
     def child(spec: ChildSpec) -> Child:
         return Child(spec, log_level=config.log.level, log_format=config.log.format)
 
-    engine = child(
-        ChildSpec(
-            name="engine",
-            title="fastserve: engine",
-            target="fastserve.engine.process:main",
-            arguments=lambda incarnation: EngineArguments(
-                run_directory=str(run_directory),
-                incarnation=incarnation,
-                key=key,
-                settings=EngineSettings(
-                    server=replace(config.server, api_key=()),  # no concern of the engine's
-                    engine=config.engine,
-                    llamacpp=config.llamacpp,
-                    trtllm=config.trtllm,
-                    sim=config.sim,
-                ),
-                lane_config=config.lane,
-            ),
-            essential=True,
-            own_session=True,
-            keep_mpi=any(name in os.environ for name in _LAUNCHERS),
-            environment=_ENGINE_ENVIRONMENT,
-        )
-    )
-
-    def acceptor(lane: int) -> ChildSpec:
-        return ChildSpec(
-            name=f"acceptor-{lane}",
-            title=f"fastserve: acceptor {lane}",
-            target="fastserve.frontend.acceptor:main",
-            arguments=lambda incarnation: AcceptorArguments(
-                lane=lane,
-                incarnation=incarnation,
-                engine_incarnation=engine.incarnation,
-                run_directory=str(run_directory),
-                key=key,
-                listeners=listeners.sockets_for(lane),
-                board=board,
-                balanced=config.server.accept == "shared",
-                access=_access(config, credentials),
-                http=config.http,
-                limits=config.limits,
-                lane_config=config.lane,
-                stall_unhealthy_s=config.engine.stall_unhealthy_s,
-            ),
-            environment=_ACCEPTOR_ENVIRONMENT,
-        )
-
+    engine = child(_engine(shared))
     return Supervisor(
         engine=engine,
-        acceptors=[child(acceptor(lane)) for lane in range(config.server.frontends)],
+        acceptors=[
+            child(_acceptor(shared, lane, engine=engine)) for lane in range(config.server.frontends)
+        ],
         policy=RespawnPolicy(
             restarts_max=config.respawn.restarts_max, window_s=config.respawn.window_s
         ),
@@ -180,6 +148,59 @@ def _supervisor(
         on_progress=display.progress,
         on_ready=display.ready,
         seen_s=lambda lane: board.seen_ns(lane) / 1e9,
+    )
+
+
+def _engine(shared: _Shared) -> ChildSpec:
+    config = shared.config
+    settings = EngineSettings(
+        server=replace(config.server, api_key=()),  # no concern of the engine's
+        engine=config.engine,
+        llamacpp=config.llamacpp,
+        trtllm=config.trtllm,
+        sim=config.sim,
+    )
+    return ChildSpec(
+        name="engine",
+        title="fastserve: engine",
+        target="fastserve.engine.process:main",
+        arguments=lambda incarnation: EngineArguments(
+            run_directory=str(shared.run_directory),
+            incarnation=incarnation,
+            key=shared.key,
+            settings=settings,
+            lane_config=config.lane,
+            launcher=LauncherDescriptor.of_environment(),
+        ),
+        essential=True,
+        own_session=True,
+        keep_mpi=any(name in os.environ for name in _LAUNCHERS),
+        environment=_ENGINE_ENVIRONMENT,
+    )
+
+
+def _acceptor(shared: _Shared, lane: int, *, engine: Child) -> ChildSpec:
+    config = shared.config
+    return ChildSpec(
+        name=f"acceptor-{lane}",
+        title=f"fastserve: acceptor {lane}",
+        target="fastserve.frontend.acceptor:main",
+        arguments=lambda incarnation: AcceptorArguments(
+            lane=lane,
+            incarnation=incarnation,
+            engine_incarnation=engine.incarnation,
+            run_directory=str(shared.run_directory),
+            key=shared.key,
+            listeners=shared.listeners.sockets_for(lane),
+            board=shared.board,
+            balanced=config.server.accept == "shared",
+            access=_access(config, shared.credentials),
+            http=config.http,
+            limits=config.limits,
+            lane_config=config.lane,
+            stall_unhealthy_s=config.engine.stall_unhealthy_s,
+        ),
+        environment=_ACCEPTOR_ENVIRONMENT,
     )
 
 

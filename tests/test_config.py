@@ -169,8 +169,8 @@ def test_a_wrong_key_is_not_shown_either(tmp_path: Path) -> None:
              "percent-encoded"))
             for path in ("llm", "/llm/", "/", "/a//b", "/a?b", "/a#b", "/é")
         ),
-        ("--http-bodies-bytes-max 1024", "http.bodies_bytes_max: 1024 is less than "
-         "http.body_bytes_max, which is 33554432"),
+        ("--http-bodies-bytes-max 1024", ("http.bodies_bytes_max: 1024 is less than "
+         "http.body_bytes_max, which is 33554432")),
         ("--tls-key k.pem", "tls.key: not without tls.certificate"),
         ("--tls-client-ca c.pem", "tls.client_ca: not without tls.certificate"),
         ("--cors-allow-origins * --cors-allow-credentials",

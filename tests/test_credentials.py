@@ -103,7 +103,9 @@ def test_a_certificate_and_its_key_make_a_context(server: Issued) -> None:
 def test_both_may_be_in_one_file(server: Issued, tmp_path: Path) -> None:
     path = tmp_path / "both.pem"
     path.write_bytes(server.certificate.read_bytes() + server.key.read_bytes())
-    assert files(certificate=path).read().certificates is not None
+    found = files(certificate=path).read().certificates
+    assert found is not None
+    assert "PRIVATE" not in repr(found)
 
 
 def test_with_an_authority_clients_need_a_certificate(server: Issued, other: Issued) -> None:

@@ -22,14 +22,28 @@ MAY_IMPORT: dict[str, set[str]] = {
     "__init__": set(),
     "__main__": {"cli"},
     "cli": {"config", "launch", "errors"},
-    "config": {"errors", "settings", "sources"},
+    "config": {"config_http", "errors", "settings", "sources"},
+    "config_http": {"errors", "settings"},
+    "credentials": {"errors", "log"},
     "settings": {"errors"},
     "sources": {"errors", "settings"},
-    "launch": {"config", "errors", "log", "metrics", "supervisor"},
+    "launch": {"config", "credentials", "errors", "log", "metrics", "supervisor"},
     "control": set(),
     "process": {"control", "errors", "log"},
     "supervisor": {"control", "process", "errors", "log"},
-    "frontend": {"config", "control", "process", "http1", "api", "text", "lane", "metrics"} | LEAVES,
+    "frontend": {
+        "config",
+        "config_http",
+        "control",
+        "credentials",
+        "process",
+        "http1",
+        "api",
+        "text",
+        "lane",
+        "metrics",
+    }
+    | LEAVES,
     "engine": {"config", "control", "process", "lane", "text"} | LEAVES,
     "lane": {"generation", "errors"},
     "api": {"generation", "errors"},
@@ -49,34 +63,42 @@ ALSO: dict[str, set[str]] = {
 # One owner per outside library: replacing it then means editing these files and no others.
 OWNERS: dict[str, set[str]] = {
     "asyncio": {
-        "engine/adapters/trtllm.py",
         "engine/trtllm_loop.py",
         "frontend/accepting.py",
         "frontend/acceptor.py",
         "frontend/exchanges.py",
         "http1/connection.py",
+        "http1/connections.py",
     },
-    "ctypes": {"engine/libllama.py", "engine/llama.py", "engine/gguf.py", "process.py"},
+    "ctypes": {"engine/libllama.py", "engine/llama.py", "process.py"},
     "httptools": {"http1/parser.py"},
     "jinja2": {"text/chat_template.py"},
     "mpi4py": {"engine/mpi.py"},
     "msgspec": {
         "api/body.py",
-        "api/messages.py",
         "api/requests.py",
+        "api/tokenizing.py",
         "control.py",
         "engine/adapters/sim.py",
+        "engine/adapters/trtllm.py",
+        "engine/trtllm_api.py",
     },
-    "multiprocessing": {"metrics/board.py", "supervisor/child.py"},
+    "multiprocessing": {"engine/arguments.py", "metrics/board.py", "supervisor/child.py"},
+    "numpy": {"engine/llama.py", "engine/sampler.py"},
     "orjson": {
         "api/body.py",
         "api/chunks.py",
         "api/responses.py",
+        "api/tokenizing.py",
         "lane/codec.py",
     },
+    "prometheus_client": {"metrics/exposition.py"},
+    "psutil": {"engine/mpi_watch.py", "supervisor/child.py"},
     "setproctitle": {"launch.py", "process.py"},
-    "tensorrt_llm": {"engine/adapters/trtllm.py", "engine/trtllm_api.py"},
-    "tokenizers": {"text/gguf_tokenizer.py", "text/pre_tokenizers.py", "text/tokenizer.py"},
+    "ssl": {"credentials.py", "frontend/accepting.py"},
+    "tensorrt_llm": {"engine/trtllm_api.py"},
+    "tokenizers": {"text/tokenizer.py"},
+    "torch": {"engine/trtllm_api.py"},
     "uvloop": {"frontend/accepting.py", "frontend/acceptor.py"},
     "xllamacpp": set(),
     "zmq": {"lane/client.py", "lane/server.py"},
@@ -84,7 +106,7 @@ OWNERS: dict[str, set[str]] = {
 
 FUNCTION_LINES_MAX = 70
 FILE_LINES_MAX = 500
-HEADER_LINES_MAX = 16
+HEADER_LINES_MAX = 24
 
 
 def imported_modules(tree: ast.Module) -> Iterator[str]:
@@ -112,7 +134,9 @@ def test_file_is_tidy(path: Path) -> None:
     for module in imported_modules(tree):
         package, *rest = module.split(".")
         if package == "fastserve":
-            allowed = rest[0] in MAY_IMPORT[layer] | {layer, "__version__"}
+            if not rest or rest[0] == "__version__":
+                continue
+            allowed = rest[0] in MAY_IMPORT[layer] | {layer}
             also = any(module.startswith(more) for more in ALSO.get(name, ()))
             assert allowed or also, f"{layer} may not import {module}"
             if rest[:2] == ["engine", "adapters"]:

@@ -58,6 +58,7 @@ _LENGTH_UNITS = {"str": "characters", "array": "items", "object": "entries"}
 # The wording of msgspec's ValidationError; tests pin every form that our Structs can cause.
 _COMPLAINT = re.compile(r"(?P<what>.*?)(?: - at (?P<key>`key` in )?`\$\.?(?P<path>[^`]*)`)?", re.S)
 _WRONG_TYPE = re.compile(r"Expected `(?P<want>[^`]*)`, got `(?P<got>[^`]*)`")
+_MISSING = re.compile(r"Object missing required field `(?P<name>[^`]*)`")
 _OUT_OF_RANGE = re.compile(r"Expected `(?P<kind>\w+)` (?P<op>[<>]=?) (?P<bound>\S+)")
 _WRONG_LENGTH = re.compile(r"Expected `(?P<kind>\w+)` of length (?P<op>[<>]=?) (?P<bound>\d+)")
 
@@ -145,6 +146,8 @@ def _raise_translated(complaint: str, fields: dict[str, Any]) -> NoReturn:
     match = _COMPLAINT.fullmatch(complaint)
     assert match is not None
     what, path = match["what"], match["path"] or ""
+    if absent := _MISSING.fullmatch(what):
+        raise missing(f"{path}.{absent['name']}" if path else absent["name"])
     param = path.removesuffix("[...]")
     place = f"A key of '{param}'" if match["key"] else f"'{param}'"
     if path != param:

@@ -47,7 +47,7 @@ def _read_message(message: object, index: int) -> dict[str, object]:
         return message
     param = f"messages[{index}]"
     read = {name: value for name, value in message.items() if value is not None}
-    read["content"] = _content(content, role=role, param=f"{param}.content")
+    read["content"] = read_content(content, role=role, param=f"{param}.content")
     for name in ("name", "tool_call_id"):
         if not isinstance(read.get(name, ""), str):
             raise wrong_type(f"{param}.{name}", want="a string", got=read[name])
@@ -68,7 +68,8 @@ def _bad_role(role: object, *, param: str) -> InvalidRequest:
     )
 
 
-def _content(content: object, *, role: str, param: str) -> str:
+def read_content(content: object, *, role: str, param: str) -> str:
+    """The one string that a message's content is. Raises InvalidRequest naming the part."""
     if isinstance(content, str):
         return content
     if isinstance(content, list):

@@ -190,7 +190,11 @@ class _TokenIds(msgspec.Struct, frozen=True):
 
 def parse_chat(body: bytes) -> ChatRequest:
     """Read a chat request. Raises InvalidRequest, and nothing else, for whatever is wrong."""
-    fields = load_object(body)
+    return parse_chat_fields(load_object(body))
+
+
+def parse_chat_fields(fields: dict[str, Any]) -> ChatRequest:
+    """Read the fields of a chat request; they are changed on the way. Raises InvalidRequest."""
     fields["unknown_fields"] = sort_out(fields, ours=_CHAT_FIELDS)
     fields["messages"] = read_messages(fields.get("messages"))
     _normalize(fields)

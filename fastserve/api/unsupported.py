@@ -9,9 +9,12 @@ The fields we do act on are in requests.py.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastserve.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 # They identify, label or advise; the right answer is the same without them. Whatever splits a
 # text into special tokens and spaces, tokenizer.json says: we add no spaces of our own.
@@ -94,21 +97,27 @@ HARMLESS: dict[str, tuple[object, ...]] = {
 }
 
 
-def sort_out(fields: dict[str, Any], *, ours: frozenset[str]) -> tuple[str, ...]:
+def sort_out(
+    fields: dict[str, Any],
+    *,
+    ours: frozenset[str],
+    accepted: frozenset[str] = ACCEPTED,
+    harmless: Mapping[str, tuple[object, ...]] = HARMLESS,
+) -> tuple[str, ...]:
     """Refuse what cannot be ignored among the fields that are not `ours`; return unknown names.
 
     Raises InvalidRequest naming the field.
     """
     unknown = []
     for name in fields.keys() - ours:
-        if name in HARMLESS:
-            if fields[name] not in HARMLESS[name]:
-                raise _refusal(name)
+        if name in harmless:
+            if fields[name] not in harmless[name]:
+                raise _refusal(name, some=bool(harmless[name]))
         elif name == "tools":
             _check_tools(fields)
         elif name == "best_of":
             _check_best_of(fields)
-        elif name not in ACCEPTED:
+        elif name not in accepted:
             unknown.append(name)
     return tuple(unknown)
 
@@ -125,8 +134,9 @@ def _check_best_of(fields: dict[str, Any]) -> None:
         raise _refusal("best_of", unless=" unless it equals 'n'")
 
 
-def _refusal(name: str, *, unless: str = "") -> InvalidRequest:
-    if HARMLESS.get(name):
+def _refusal(name: str, *, some: bool = False, unless: str = "") -> InvalidRequest:
+    """The error for a field; `some`: of its values are fine."""
+    if some:
         return InvalidRequest(
             f"'{name}' is not supported with this value.", param=name, code="unsupported_value"
         )

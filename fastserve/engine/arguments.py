@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from multiprocessing.reduction import DupFd
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fastserve.config import (
@@ -27,6 +29,30 @@ class EngineSettings:
     sim: SimConfig
 
 
+class LauncherDescriptor:
+    """The descriptor by which MPICH's launcher and its rank speak (PMI_FD), handed on as it is.
+
+    Without it the variable alone makes MPI_Init fail, since spawning closes what is not handed on.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    @classmethod
+    def of_environment(cls) -> LauncherDescriptor | None:
+        """Return the descriptor that the environment names, if we were started by a launcher."""
+        value = os.environ.get("PMI_FD", "")
+        return cls(int(value)) if value.isdecimal() else None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The number stays the same in the child, and so the variable stays true.
+        return _restore, (DupFd(self.fd),)
+
+
+def _restore(duplicate: Any) -> LauncherDescriptor:  # noqa: ANN401 (DupFd's, which has no name)
+    return LauncherDescriptor(duplicate.detach())
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineArguments:
     """Everything that the engine is given, in its spawn arguments. `key` signs the lanes."""
@@ -36,3 +62,4 @@ class EngineArguments:
     key: bytes
     settings: EngineSettings
     lane_config: LaneConfig
+    launcher: LauncherDescriptor | None = None

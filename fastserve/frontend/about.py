@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 
 from fastserve import __version__
 from fastserve.api import responses
-from fastserve.errors import EngineStarting
+from fastserve.errors import FastserveError
+from fastserve.frontend.prepare import check_model
+from fastserve.frontend.routes import Route, parameter
 from fastserve.frontend.streams import error_response
 from fastserve.http1.message import Response
 from fastserve.metrics.exposition import CONTENT_TYPE, EngineNumbers, expose
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
     from fastserve.http1.exchange import Exchange
     from fastserve.metrics.board import Board
     from fastserve.metrics.meter import Meter
+
+
+_MODEL = "/v1/models/{model}"
 
 
 class About:
@@ -40,13 +45,17 @@ class About:
         self._board = board
         self._meter = meter
         self._in_thread = in_thread
-        self.routes: dict[tuple[str, str], Callable[[Exchange], None]] = {
-            ("GET", "/health"): self._health,
-            ("GET", "/ready"): self._ready,
-            ("GET", "/version"): self._version,
-            ("GET", "/v1/models"): self._models,
-            ("GET", "/metrics"): self._metrics,
+        handlers = {
+            "/health": self._health,
+            "/ready": self._ready,
+            "/version": self._version,
+            "/v1/models": self._models,
+            _MODEL: self._one_model,
+            "/metrics": self._metrics,
         }
+        self.routes = [
+            Route(path=path, handlers={"GET": handler}) for path, handler in handlers.items()
+        ]
 
     def _health(self, exchange: Exchange) -> None:
         """200 while what runs is worth keeping; draining is."""
@@ -71,14 +80,27 @@ class About:
         self._respond(exchange, Response(200, body=responses.version(__version__)))
 
     def _models(self, exchange: Exchange) -> None:
-        model = self._state.model
-        if model is None:
-            self._respond(exchange, error_response(EngineStarting("the model is still loading")))
+        try:
+            model = self._state.loaded_model()
+        except FastserveError as error:
+            self._respond(exchange, error_response(error))
             return
         body = responses.models(
             [model.card.name], created=model.created, max_seq_len=model.card.max_seq_len
         )
         self._respond(exchange, Response(200, body=body))
+
+    def _one_model(self, exchange: Exchange) -> None:
+        try:
+            model = self._state.loaded_model()
+            check_model(parameter(exchange, _MODEL), model)
+        except FastserveError as error:
+            self._respond(exchange, error_response(error), endpoint=_MODEL)
+            return
+        body = responses.model(
+            model.card.name, created=model.created, max_seq_len=model.card.max_seq_len
+        )
+        self._respond(exchange, Response(200, body=body), endpoint=_MODEL)
 
     def _metrics(self, exchange: Exchange) -> None:
         # Counted first, so that a scrape counts itself and two in a row differ by one.
@@ -104,6 +126,8 @@ class About:
             heartbeat_age_s=time.monotonic() - liveness.heard_s,
         )
 
-    def _respond(self, exchange: Exchange, response: Response) -> None:
-        self._meter.request(exchange.head.path, response.status)
+    def _respond(
+        self, exchange: Exchange, response: Response, *, endpoint: str | None = None
+    ) -> None:
+        self._meter.request(endpoint or exchange.head.path, response.status)
         exchange.respond(response)

@@ -1,7 +1,7 @@
 """The path of a request, in order: route, validate, template, tokenize, submit, answer.
 
     http1 hands over an exchange        serve()
-    its route picks a handler           ROUTES
+    its route picks a handler           routes.py
     the body becomes a request          api.requests, in a thread when it is large
     the request becomes token ids       model.py: template and tokenizer
     each choice is submitted            lane.client
@@ -15,22 +15,23 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from fastserve.api import responses
-from fastserve.api.chunks import ChatChunks, CompletionChunks
 from fastserve.errors import (
     EngineDead,
     FastserveError,
     MethodNotAllowed,
-    ModelNotFound,
     NotFound,
     Overloaded,
     RequestError,
     UnsupportedMediaType,
 )
+from fastserve.frontend import texts
 from fastserve.frontend.about import About
-from fastserve.frontend.prepare import Prepared, prepare_chat, prepare_completion
+from fastserve.frontend.prepare import Prepared, check_model, prepare_chat, prepare_completion
+from fastserve.frontend.routes import Route, Routes
 from fastserve.frontend.streams import (
     Answer,
     StreamedChoice,
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from fastserve.frontend.model import Model
     from fastserve.frontend.prepare import Prompt
     from fastserve.frontend.state import ServingState
+    from fastserve.frontend.texts import TextAnswer
     from fastserve.generation import RequestId
     from fastserve.http1.exchange import Exchange
     from fastserve.http1.message import RequestHead
@@ -61,6 +63,13 @@ if TYPE_CHECKING:
 log = get_logger("frontend")
 
 _THREADS = 2
+
+T = TypeVar("T")
+
+_ALL_METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "POST")
+
+# Why a route is not there, where a client has reason to expect it.
+_ABSENT = {"/v1/embeddings": "this server generates text; it makes no embeddings"}
 
 
 class Engine(Protocol):
@@ -100,15 +109,13 @@ class Frontend:
         # No more than there are requests in flight.
         self._aborts_held: list[RequestId] = []
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="prepare")
-        self._routes: dict[tuple[str, str], Callable[[Exchange], None]] = {
-            **About(state, board=board, meter=meter, in_thread=self._in_thread).routes,
-            ("POST", "/v1/chat/completions"): self._chat,
-            ("POST", "/v1/completions"): self._completion,
-        }
-        self._methods: dict[str, list[str]] = {}
-        for method, path in self._routes:
-            also = ["HEAD"] if method == "GET" else []
-            self._methods.setdefault(path, ["OPTIONS"]).extend([method, *also])
+        self._routes = Routes(
+            *About(state, board=board, meter=meter, in_thread=self._in_thread).routes,
+            self._generating("/v1/chat/completions", prepare_chat),
+            self._generating("/v1/completions", prepare_completion),
+            self._telling("/tokenize", texts.tokenize),
+            self._telling("/detokenize", texts.detokenize),
+        )
 
     # ---- 1. The head: what can be refused without the body is refused here.
 
@@ -117,30 +124,31 @@ class Frontend:
         if self._num_connections() > self._connections_max:
             error: FastserveError = Overloaded("too many connections")
             return _closing(error_response(error))
-        allowed = self._methods.get(head.path)
-        if allowed is None and head.path != "*":
-            return error_response(NotFound(f"no such route: {head.method} {head.path}"))
+        route = self._routes.find(head.path)
+        if route is None and head.path != "*":
+            why = _ABSENT.get(head.path, f"no such route: {head.method} {head.path}")
+            return error_response(NotFound(why))
         if head.method == "OPTIONS":
-            methods = ", ".join(allowed or ["GET", "HEAD", "OPTIONS", "POST"])
+            methods = ", ".join(route.methods if route else _ALL_METHODS)
             return Response(204, headers=((b"Allow", methods.encode()),))
-        if allowed is None or head.method not in allowed:
-            return _not_allowed(head, allowed or ["OPTIONS"])
+        if route is None or head.method not in route.methods:
+            return _not_allowed(head, route)
         if head.method == "POST":
-            return self._check_generation(head)
+            try:
+                self._check_post(head, route)
+            except FastserveError as error:
+                return error_response(error, body=route.error_body(error))
         return None
 
-    def _check_generation(self, head: RequestHead) -> Response | None:
+    def _check_post(self, head: RequestHead, route: Route) -> None:
         content_type = head.header(b"content-type")
         media_type = (content_type or b"application/json").split(b";", 1)[0].strip().lower()
         if media_type != b"application/json":
-            return error_response(UnsupportedMediaType("the body must be application/json"))
+            raise UnsupportedMediaType("the body must be application/json")
         if head.header(b"content-encoding") not in (None, b"identity"):
-            return error_response(UnsupportedMediaType("no content encoding is supported"))
-        try:
+            raise UnsupportedMediaType("no content encoding is supported")
+        if route.generates:
             self._check_serving()
-        except FastserveError as error:
-            return error_response(error)
-        return None
 
     def error_body(self, status: int, message: str) -> bytes:
         """Render a refusal of http1's own."""
@@ -151,41 +159,76 @@ class Frontend:
 
     def serve(self, exchange: Exchange) -> None:
         """Answer `exchange`, now or later: an Application of http1."""
-        method = "GET" if exchange.head.method == "HEAD" else exchange.head.method
-        self._routes[method, exchange.head.path](exchange)
+        route = self._routes.find(exchange.head.path)
+        assert route is not None, "it was checked"
+        route.handler(exchange.head.method)(exchange)
 
-    def _chat(self, exchange: Exchange) -> None:
-        self._prepare(exchange, prepare_chat)
+    def _generating(
+        self,
+        path: str,
+        prepare: Callable[[bytes, Model], Prepared],
+        *,
+        error_body: Callable[[FastserveError], bytes] = responses.error_body,
+    ) -> Route:
+        """A route whose answer the engine generates."""
 
-    def _completion(self, exchange: Exchange) -> None:
-        self._prepare(exchange, prepare_completion)
+        def serve(exchange: Exchange) -> None:
+            submit = partial(self._submit, exchange, received_s=time.monotonic())
+            self._work(exchange, prepare, submit, check=self._check_serving)
+
+        return Route(path=path, handlers={"POST": serve}, error_body=error_body, generates=True)
+
+    def _telling(
+        self,
+        path: str,
+        tell: Callable[[bytes, Model], TextAnswer],
+        *,
+        error_body: Callable[[FastserveError], bytes] = responses.error_body,
+    ) -> Route:
+        """A route that is answered from the model's vocabulary, without the engine."""
+
+        def respond(exchange: Exchange, answer: TextAnswer) -> None:
+            if answer.num_unknown:
+                self.meter.count(UNKNOWN_FIELDS, by=answer.num_unknown)
+            self._respond(exchange, Response(200, body=answer.body))
+
+        def serve(exchange: Exchange) -> None:
+            self._work(exchange, tell, partial(respond, exchange), check=self._state.loaded_model)
+
+        return Route(path=path, handlers={"POST": serve}, error_body=error_body)
 
     # ---- 3. Bytes to token ids; off the loop when that takes long.
 
-    def _prepare(self, exchange: Exchange, prepare: Callable[[bytes, Model], Prepared]) -> None:
-        received_s = time.monotonic()
+    def _work(
+        self,
+        exchange: Exchange,
+        work: Callable[[bytes, Model], T],
+        then: Callable[[T], None],
+        *,
+        check: Callable[[], Model],
+    ) -> None:
         try:
-            model = self._check_serving()
+            model = check()
             if len(exchange.body) < self._off_loop_bytes_min:
-                self._submit(exchange, prepare(exchange.body, model), received_s=received_s)
+                then(work(exchange.body, model))
                 return
         except FastserveError as error:
             self._refuse(exchange, error)
             return
-        future = self._threads.submit(prepare, exchange.body, model)
+        future = self._threads.submit(work, exchange.body, model)
 
-        def prepared() -> None:
+        def done() -> None:
             if exchange.ended:
                 return
             try:
-                self._submit(exchange, future.result(), received_s=received_s)
+                then(future.result())
             except FastserveError as error:
                 self._refuse(exchange, error)
             except Exception:
                 log.exception("preparing a request failed", id=exchange.request_id)
-                self._respond(exchange, error_response(FastserveError("internal error")))
+                self._refuse(exchange, FastserveError("internal error"))
 
-        future.add_done_callback(lambda _: self._loop.call_soon_threadsafe(prepared))
+        future.add_done_callback(lambda _: self._loop.call_soon_threadsafe(done))
 
     def _in_thread(self, work: Callable[[], bytes], done: Callable[[bytes], None]) -> None:
         """Run `work` in a thread, and then `done` with its result on the loop."""
@@ -207,7 +250,9 @@ class Frontend:
 
     def _refuse(self, exchange: Exchange, error: FastserveError) -> None:
         log.failed("request refused", error, id=exchange.request_id, status=error.status)
-        self._respond(exchange, error_response(error))
+        route = self._routes.find(exchange.head.path)
+        assert route is not None, "it was checked"
+        self._respond(exchange, error_response(error, body=route.error_body(error)))
 
     def _respond(self, exchange: Exchange, response: Response) -> None:
         self.meter.request(exchange.head.path, response.status)
@@ -218,11 +263,7 @@ class Frontend:
     def _submit(self, exchange: Exchange, prepared: Prepared, *, received_s: float) -> None:
         model = self._check_serving()  # again: preparing may have taken a while
         request = prepared.request
-        if request.model is not None and request.model != model.card.name:
-            raise ModelNotFound(
-                f"The model '{request.model}' does not exist. This server has '{model.card.name}'.",
-                param="model",
-            )
+        check_model(request.model, model)
         choices = list(prepared.choices())
         self._check_room(len(choices))
         if request.unknown_fields:
@@ -230,7 +271,7 @@ class Frontend:
         answer = Answer(
             exchange,
             request=request,
-            is_chat=prepared.is_chat,
+            dialect=prepared.dialect,
             model=model,
             registry=self,
             prompt_tokens=sum(len(prompt.token_ids) for prompt in prepared.prompts),
@@ -283,20 +324,16 @@ class Frontend:
                 prompt_token_ids=shown_ids,
                 echo=prompt.echo,
             )
-        chunks = ChatChunks if answer.is_chat else CompletionChunks
         return StreamedChoice(
             answer,
             request_id=next(self._request_ids),
             text=text,
-            chunks=chunks(
+            chunks=answer.dialect.chunks(
                 completion_id=answer.completion_id,
                 created=answer.created,
                 model=answer.model.card.name,
                 index=index,
-                include_usage=request.include_usage,
-                continuous_prompt_tokens=len(prompt.token_ids)
-                if request.continuous_usage
-                else None,
+                prompt_tokens=len(prompt.token_ids),
             ),
             prompt_token_ids=shown_ids,
             echo=prompt.echo,
@@ -369,10 +406,11 @@ class Frontend:
             answer.ping()
 
 
-def _not_allowed(head: RequestHead, allowed: list[str]) -> Response:
+def _not_allowed(head: RequestHead, route: Route | None) -> Response:
     error = MethodNotAllowed(f"{head.path} does not take {head.method}")
-    allow = (b"Allow", ", ".join(allowed).encode())
-    return Response(error.status, body=responses.error_body(error), headers=(allow,))
+    allow = (b"Allow", ", ".join(route.methods if route else ["OPTIONS"]).encode())
+    body = (route.error_body if route else responses.error_body)(error)
+    return Response(error.status, body=body, headers=(allow,))
 
 
 def _closing(response: Response) -> Response:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from fastserve.api.dialect import ChatDialect, CompletionDialect
 from fastserve.api.requests import (
     ChatRequest,
     CompletionRequest,
@@ -12,11 +13,12 @@ from fastserve.api.requests import (
     parse_chat,
     parse_completion,
 )
-from fastserve.errors import InvalidRequest
+from fastserve.errors import InvalidRequest, ModelNotFound
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from fastserve.api.dialect import Dialect
     from fastserve.frontend.model import Model
     from fastserve.generation import SamplingParams
 
@@ -31,15 +33,12 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """A validated request that is ready for the engine."""
+    """A validated request that is ready for the engine, and the dialect of its answer."""
 
     request: ChatRequest | CompletionRequest
+    dialect: Dialect
     prompts: list[Prompt]
     max_seq_len: int
-
-    @property
-    def is_chat(self) -> bool:
-        return isinstance(self.request, ChatRequest)
 
     def choices(self) -> Iterator[tuple[Prompt, SamplingParams]]:
         """Yield the prompt and the parameters of each choice: n of the first prompt come first.
@@ -54,6 +53,15 @@ class Prepared:
                 yield prompt, sampling
 
 
+def check_model(name: str | None, model: Model) -> None:
+    """Raise ModelNotFound if a request named another model than the one that is here."""
+    if name is not None and name != model.card.name:
+        raise ModelNotFound(
+            f"The model '{name}' does not exist. This server has '{model.card.name}'.",
+            param="model",
+        )
+
+
 def prepare_chat(body: bytes, model: Model) -> Prepared:
     """Validate, template and tokenize a chat request. Raises RequestError."""
     request = parse_chat(body)
@@ -63,6 +71,7 @@ def prepare_chat(body: bytes, model: Model) -> Prepared:
         raise InvalidRequest("the chat template made an empty prompt", param="messages")
     return Prepared(
         request=request,
+        dialect=ChatDialect(request),
         prompts=[Prompt(token_ids=token_ids)],
         max_seq_len=model.card.max_seq_len,
     )
@@ -87,4 +96,9 @@ def prepare_completion(body: bytes, model: Model) -> Prepared:
                 )
             )
         prompts.append(Prompt(token_ids=token_ids, echo=echo))
-    return Prepared(request=request, prompts=prompts, max_seq_len=model.card.max_seq_len)
+    return Prepared(
+        request=request,
+        dialect=CompletionDialect(request),
+        prompts=prompts,
+        max_seq_len=model.card.max_seq_len,
+    )

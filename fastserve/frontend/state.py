@@ -33,6 +33,12 @@ class ServingState:
             return "stalled"
         return "draining" if self.draining else "ready"
 
+    def loaded_model(self) -> Model:
+        """Return the model, whether or not an engine can run it. Raises EngineStarting."""
+        if self.model is None:
+            raise EngineStarting("the model is still loading")
+        return self.model
+
     def serving_model(self) -> Model:
         """Return the model if an engine is there to run it. Raises EngineDead, EngineStarting."""
         if self.liveness.dead is not None:

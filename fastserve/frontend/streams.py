@@ -13,9 +13,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Protocol
 
-from fastserve.api import chunks, responses
-from fastserve.api.logprobs import TokenText, token_string
-from fastserve.errors import FastserveError, GenerationFailed, InvalidRequest
+from fastserve.api import responses
+from fastserve.frontend.engine_words import failure_of, told, visible
 from fastserve.generation import Finish, FinishReason
 from fastserve.http1.message import Response
 from fastserve.log import get_logger
@@ -30,10 +29,12 @@ from fastserve.metrics.catalog import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
-    from fastserve.api.chunks import ChatChunks, CompletionChunks
+    from fastserve.api.dialect import Chunks, Dialect
+    from fastserve.api.logprobs import TokenText
     from fastserve.api.requests import ChatRequest, CompletionRequest
+    from fastserve.errors import FastserveError
     from fastserve.frontend.model import Model
     from fastserve.generation import RequestId, TokenLogprob
     from fastserve.http1.exchange import Exchange
@@ -70,9 +71,9 @@ class Answer:
         "choices",
         "completion_id",
         "created",
+        "dialect",
         "exchange",
         "first_token_s",
-        "is_chat",
         "model",
         "num_open",
         "prompt_tokens",
@@ -87,7 +88,7 @@ class Answer:
         exchange: Exchange,
         *,
         request: ChatRequest | CompletionRequest,
-        is_chat: bool,
+        dialect: Dialect,
         model: Model,
         registry: Registry,
         prompt_tokens: int,
@@ -95,14 +96,14 @@ class Answer:
     ) -> None:
         self.exchange = exchange
         self.request = request
-        self.is_chat = is_chat
+        self.dialect = dialect
         self.model = model
         self.registry = registry
         self.prompt_tokens = prompt_tokens
         self.received_s = received_s
         self.first_token_s = 0.0
         self.created = int(time.time())
-        self.completion_id = ("chatcmpl-" if is_chat else "cmpl-") + exchange.request_id
+        self.completion_id = dialect.answer_id(exchange.request_id)
         self.choices: list[StreamedChoice | WholeChoice] = []
         self.num_open = 0
         self.quiet = True
@@ -133,9 +134,9 @@ class Answer:
         """End the exchange with `error`, and every request of it that is still in flight."""
         self._give_up(FinishReason.ERROR)
         if self.exchange.started:
-            self.exchange.end(responses.error_event(error))
+            self.exchange.end(self.dialect.error_event(error))
         else:
-            self.exchange.respond(error_response(error))
+            self.exchange.respond(error_response(error, body=self.dialect.error_body(error)))
         self.finished(status=error.status, error=error)
 
     def ping(self) -> None:
@@ -143,7 +144,10 @@ class Answer:
         if self.request.stream and self.quiet and self.exchange.writable:
             if not self.exchange.started:
                 self.exchange.start_stream()
-            self.exchange.probe()
+            if self.first_token_s:
+                self.exchange.write(self.dialect.ping)
+            else:
+                self.exchange.probe()  # no dialect's stream begins with a ping of its own
         self.quiet = True
 
     def finished(self, *, status: int, error: FastserveError | None = None) -> None:
@@ -232,7 +236,7 @@ class StreamedChoice:
         *,
         request_id: RequestId,
         text: TextStream,
-        chunks: ChatChunks | CompletionChunks,
+        chunks: Chunks,
         prompt_token_ids: list[int] | None,
         echo: str,
     ) -> None:
@@ -277,7 +281,12 @@ class StreamedChoice:
         self._last_s = now_s
         self.num_tokens += len(token_ids)
         if finish is not None:
-            token_ids = visible(token_ids, finish, answer)
+            token_ids = visible(
+                token_ids,
+                finish,
+                include_stop=answer.request.include_stop_str_in_output,
+                model=answer.model,
+            )
         text = self._text.push(token_ids)
         if not self._plain:
             self._remember(token_ids, logprobs)
@@ -325,7 +334,7 @@ class StreamedChoice:
             return
         if answer.request.include_usage:
             events += self._chunks.usage(answer.usage())
-        answer.exchange.end(events + chunks.DONE)
+        answer.exchange.end(events + answer.dialect.done)
         answer.finished(status=200)
 
     def _event(self, text: str) -> bytes:
@@ -397,7 +406,12 @@ class WholeChoice:
             answer.first_token_s = time.monotonic()
         self.num_tokens += len(token_ids)
         if finish is not None:
-            token_ids = visible(token_ids, finish, answer)
+            token_ids = visible(
+                token_ids,
+                finish,
+                include_stop=answer.request.include_stop_str_in_output,
+                model=answer.model,
+            )
         self._parts.append(self._text.push(token_ids))
         if answer.request.return_token_ids:
             self._ids += token_ids
@@ -444,9 +458,8 @@ def respond_empty(answer: Answer) -> None:
 
 def respond_whole(answer: Answer) -> None:
     """Answer with every choice at once."""
-    render = responses.chat_completion if answer.is_chat else responses.completion
     whole = [choice.rendered() for choice in answer.choices if isinstance(choice, WholeChoice)]
-    body = render(
+    body = answer.dialect.whole(
         whole,
         completion_id=answer.completion_id,
         created=answer.created,
@@ -477,46 +490,8 @@ def start_stream(answer: Answer, *, failing: Finish | None) -> None:
         answer.exchange.write(preface)
 
 
-def visible(token_ids: list[int], finish: Finish, answer: Answer) -> list[int]:
-    """The tokens of a last delta without the one that ended the request, which is no text."""
-    if finish.reason is not FinishReason.STOP or not token_ids:
-        return token_ids
-    if answer.request.include_stop_str_in_output:
-        return token_ids
-    ended_by_id = finish.stop_token_id is not None
-    if ended_by_id or token_ids[-1] in answer.model.card.eos_token_ids:
-        return token_ids[:-1]
-    return token_ids
-
-
-def told(
-    token_ids: Sequence[int], logprobs: Sequence[TokenLogprob], *, model: Model
-) -> list[TokenText]:
-    """The texts that logprobs are told with."""
-    table = model.tokenizer.token_bytes
-    return [
-        TokenText(
-            token=token_string(table[token_id]),
-            raw=table[token_id],
-            logprob=entry.logprob,
-            top=tuple(
-                (token_string(table[other]), table[other], value) for other, value in entry.top
-            ),
-        )
-        for token_id, entry in zip(token_ids, logprobs, strict=False)
-    ]
-
-
-def failure_of(finish: Finish) -> FastserveError:
-    """The error to answer when the engine ended a request otherwise than with a text."""
-    message = finish.error or "the engine gave the request up"
-    return (
-        InvalidRequest(message, param=finish.param) if finish.invalid else GenerationFailed(message)
-    )
-
-
-def error_response(error: FastserveError) -> Response:
-    """The whole answer that tells of `error`."""
+def error_response(error: FastserveError, *, body: bytes | None = None) -> Response:
+    """The whole answer that tells of `error`, in OpenAI's words unless there is a `body`."""
     retry = error.retry_after_s
     headers = () if retry is None else ((b"Retry-After", b"%d" % retry),)
-    return Response(error.status, body=responses.error_body(error), headers=headers)
+    return Response(error.status, body=body or responses.error_body(error), headers=headers)

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 PREFIX = "fastserve_"
 
 ENDPOINTS = (
-    "/v1/chat/completions", "/v1/completions", "/v1/models", "/health", "/ready", "/version",
-    "/metrics", "other",
+    "/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/messages/count_tokens",
+    "/tokenize", "/detokenize", "/v1/models", "/v1/models/{model}", "/health", "/ready",
+    "/version", "/metrics", "other",
 )  # fmt: skip
 CODES = (
     "200", "204", "400", "401", "404", "405", "408", "413", "414", "415", "417", "429", "431",

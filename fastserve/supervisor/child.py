@@ -19,6 +19,8 @@ import types
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import psutil
+
 from fastserve.control import ControlSocket, Drain
 from fastserve.process import Identity, enter
 
@@ -29,8 +31,8 @@ if TYPE_CHECKING:
 # What a launcher sets to tell a process which MPI rank it is. A child that is no rank and still
 # carries it would join, or break, somebody else's MPI world.
 _MPI_PREFIXES = (
-    "OMPI_", "PMIX_", "PMI_", "SLURM_", "UCX_", "I_MPI_", "HYDRA_", "MPICH_", "MV2_", "CRAY_",
-    "KMP_",
+    "OMPI_", "PMIX_", "PMI_", "SLURM_", "UCX_", "I_MPI_", "HYDRA_", "HYDI_", "MPICH_",
+    "MPI_LOCAL", "MV2_", "CRAY_", "KMP_",
 )  # fmt: skip
 
 
@@ -131,7 +133,7 @@ class Child:
         signal.pidfd_send_signal(self.pidfd, signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it, and its process group: a dead leader may leave ranks behind."""
+        """End it, and everybody in its session: a dead leader may leave ranks behind."""
         self.enter(ChildState.STOPPING)
         self._kill_group()
         signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
@@ -157,9 +159,16 @@ class Child:
         self.state = state
 
     def _kill_group(self) -> None:
-        if self.spec.own_session:
+        """Kill whoever is in its session: MPI's daemons put ranks into process groups of their own.
+
+        Its pid is not given anew while it is not reaped, and so the session's number is its own.
+        """
+        if not self.spec.own_session:
+            return
+        for pid in psutil.pids():
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.pid, signal.SIGKILL)
+                if os.getsid(pid) == self.pid and pid != self.pid:
+                    os.kill(pid, signal.SIGKILL)
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-SIM = ("--engine", "sim", "--sim-step-ms", "5", "--served-model-name", "m")
+SIM = ("--engine", "sim", "--sim-step-ms", "3", "--served-model-name", "m")
 HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
@@ -160,6 +160,35 @@ def test_a_client_that_goes_away_frees_its_place(secure: SecureServer) -> None:
         wait_until(lambda: secure.num_in_engine() == 0, deadline_s=10.0)
     assert "raceback" not in secure.log
     assert "eof_received" not in secure.log
+
+
+def test_who_stops_reading_is_aborted_and_failed_handshakes_hold_no_place(first: Issued) -> None:
+    with SecureServer(
+        first, "--frontends", "1", "--http-write-stall-timeout-s", "1",
+        "--http-connections-max", "4", "--http-connections-refused-max", "0",
+    ) as server:  # fmt: skip
+        for _ in range(20):
+            with socket.create_connection(("127.0.0.1", server.port), timeout=DEADLINE_S) as client:
+                client.sendall(HEALTH)
+                with contextlib.suppress(ConnectionResetError):
+                    while client.recv(4096):
+                        pass
+        asked = json.dumps(
+            {"model": "m", "prompt": "a", "max_tokens": 8000, "stream": True, "n": 8, "logprobs": 5}
+        )
+        raw = socket.socket()
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+        raw.settimeout(DEADLINE_S)
+        raw.connect(("127.0.0.1", server.port))
+        with server.trust.wrap_socket(raw, server_hostname="127.0.0.1") as client:
+            client.sendall(
+                b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+                b"Content-Length: %d\r\n\r\n%b" % (len(asked), asked.encode())
+            )
+            wait_until(lambda: server.num_in_engine() == 8)
+            # The kernel's buffers take a few megabytes first.
+            wait_until(lambda: server.num_in_engine() == 0, deadline_s=50.0)
+        assert "raceback" not in server.log
 
 
 def test_clients_need_a_certificate_if_told_so(first: Issued, tmp_path: Path) -> None:

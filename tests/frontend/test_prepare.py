@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 import pytest
 
+from fastserve.api.dialect import ChatDialect, CompletionDialect
 from fastserve.errors import ContextLengthExceeded, InvalidRequest
 from fastserve.frontend.model import Model
 from fastserve.frontend.prepare import prepare_chat, prepare_completion
@@ -34,7 +35,7 @@ def chat(model: Model, *contents: str, **fields: Any) -> Prepared:
 
 def test_a_chat_is_templated_and_tokenized(model: Model) -> None:
     prepared = chat(model, "hi", "you")
-    assert prepared.is_chat
+    assert isinstance(prepared.dialect, ChatDialect)
     [prompt] = prepared.prompts
     assert prompt.token_ids == [USER, *b"hi", USER, *b"you"]
 
@@ -56,7 +57,7 @@ def test_what_reads_as_a_control_token_is_text_in_a_chat(model: Model) -> None:
 )
 def test_a_prompt_has_many_forms(model: Model, prompt: Any, ids: list[list[int]]) -> None:
     prepared = completion(model, prompt=prompt)
-    assert not prepared.is_chat
+    assert isinstance(prepared.dialect, CompletionDialect)
     assert [each.token_ids for each in prepared.prompts] == ids
     assert [each.echo for each in prepared.prompts] == [""] * len(ids)
 

@@ -15,6 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fastserve.http1.connections import Connections
 from fastserve.http1.message import Response
 from tests.http1.test_connection import CLOSE, CLOSE_WAIT, Wire
 from tests.http1.test_corpus import CORPUS, load, outcomes
@@ -55,8 +56,14 @@ _logger.addHandler(Complaints())
 class Play:
     """A connection, and things that happen to it."""
 
-    def __init__(self) -> None:
-        self.wire = Wire(tcp=True, logger=_logger, **LIMITS)
+    def __init__(self, *, tls: bool = False) -> None:
+        self.wire = Wire(
+            connections=Connections(bodies_bytes_max=400),
+            tcp=True,
+            tls=tls,
+            logger=_logger,
+            **LIMITS,
+        )
         self.lost = False
         # By the byte that calls for it, modulo their number.
         self.actions: tuple[Callable[[], None], ...] = (
@@ -156,12 +163,14 @@ class Play:
         self.lose()
         assert all(exchange.ended for exchange in wire.app.exchanges)
         assert len(wire.connections) == 0
+        assert wire.connections.hold(400), "bodies that are no more are still counted"
+        assert not wire.connections.hold(1)
         assert all(timer.cancelled for timer in wire.loop.timers)
 
 
-def play(data: bytes) -> Play:
+def play(data: bytes, *, tls: bool = False) -> Play:
     """Have all of an input happen, and check what must hold."""
-    one = Play()
+    one = Play(tls=tls)
     first, *rest = data[:INPUT_BYTES_MAX].split(HAPPENS)
     one.send(first)
     for piece in rest:
@@ -183,7 +192,7 @@ def check_slicing(data: bytes) -> None:
 
 def target(data: bytes) -> None:
     """What the fuzzer calls."""
-    play(data)
+    play(data, tls=bool(len(data) & 1))
     check_slicing(data)
 
 

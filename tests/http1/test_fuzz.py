@@ -35,14 +35,17 @@ pieces = st.one_of(
 def test_each_message_of_the_corpus_with_everything_that_may_happen(message: bytes) -> None:
     for action in range(14):
         happening = HAPPENS + bytes([action])
-        play(message + happening + message)
-        play(message[: len(message) // 2] + happening + message[len(message) // 2 :])
+        middle = len(message) // 2
+        for tls in (False, True):
+            play(message + happening + message, tls=tls)
+            play(message[:middle] + happening + message[middle:], tls=tls)
 
 
 @settings(deadline=None, max_examples=300)
-@given(st.lists(st.one_of(pieces, st.integers(0, 13)), max_size=12))
-def test_mixtures_of_messages_and_events(script: list[bytes | int]) -> None:
-    play(b"".join(HAPPENS + bytes([one]) if isinstance(one, int) else one for one in script))
+@given(script=st.lists(st.one_of(pieces, st.integers(0, 13)), max_size=12), tls=st.booleans())
+def test_mixtures_of_messages_and_events(script: list[bytes | int], tls: bool) -> None:
+    data = b"".join(HAPPENS + bytes([one]) if isinstance(one, int) else one for one in script)
+    play(data, tls=tls)
 
 
 @settings(deadline=None, max_examples=200)

@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from fastserve.engine.interface import EngineStats, StepOutputs
+from fastserve.engine.mpi import finalize
+from fastserve.engine.mpi_release import release_all
 from fastserve.engine.ranks import RankWatch
 from fastserve.engine.trtllm_api import (
     SamplingTranslator,
@@ -370,6 +372,8 @@ class _Runner:
     def _die(self, reason: str, *, cause: BaseException | None = None) -> None:
         self._dead = EngineDead(f"TensorRT-LLM is dead: {reason}")
         self._dead.__cause__ = cause
+        # Its pool's manager thread would be joined at the interpreter's exit, and never end.
+        release_all(reason=reason)
 
     def stats(self) -> EngineStats:
         return EngineStats(
@@ -390,6 +394,8 @@ class _Runner:
         )
         if not closed:
             log.error("TensorRT-LLM does not shut down, abandoned")
+        elif orderly:
+            finalize(timeout_s=_ABANDON_TIMEOUT_S)
         self._watch.kill()
         self._watch.close()
 

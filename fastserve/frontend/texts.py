@@ -1,0 +1,54 @@
+"""What needs the tokenizer and no engine: tokenize, detokenize, and count the tokens of a chat.
+
+From a body's bytes to the body of the answer: pure, and safe to run in any thread.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from fastserve.api.tokenizing import detokenized, parse_detokenize, parse_tokenize, tokenized
+from fastserve.frontend.prepare import check_model
+
+if TYPE_CHECKING:
+    from fastserve.api.tokenizing import ToTokenize
+    from fastserve.frontend.model import Model
+
+
+class TextAnswer(NamedTuple):
+    """The body of an answer; `num_unknown` fields of the request were ignored."""
+
+    body: bytes
+    num_unknown: int
+
+
+def tokenize(body: bytes, model: Model) -> TextAnswer:
+    """Answer POST /tokenize. Raises RequestError."""
+    request = parse_tokenize(body)
+    check_model(request.model, model)
+    token_ids = _token_ids(request, model)
+    raw = [model.tokenizer.token_bytes[token_id] for token_id in token_ids]
+    answer = tokenized(
+        token_ids,
+        max_seq_len=model.card.max_seq_len,
+        strings=raw if request.strings else None,
+        pieces=raw if request.pieces else None,
+    )
+    return TextAnswer(answer, len(request.unknown_fields))
+
+
+def detokenize(body: bytes, model: Model) -> TextAnswer:
+    """Answer POST /detokenize. Raises RequestError."""
+    request, num_unknown = parse_detokenize(body, vocab_size=model.card.vocab_size)
+    check_model(request.model, model)
+    text = model.tokenizer.decode(request.tokens, skip_special_tokens=request.skip_special_tokens)
+    return TextAnswer(detokenized(text), num_unknown)
+
+
+def _token_ids(request: ToTokenize, model: Model) -> list[int]:
+    if request.chat is not None:
+        return model.chat_prompt(request.chat)
+    if request.parse_special:
+        return model.completion_prompt(request.text, special=request.special)
+    guarded = model.tokenizer.guard(request.text)
+    return model.completion_prompt(guarded, special=request.special)
