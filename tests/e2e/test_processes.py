@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import http.client
+import os
 import signal
 import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import openai
@@ -20,6 +23,8 @@ if TYPE_CHECKING:
 
 SIM = ("--engine", "sim", "--sim-step-ms", "5", "--lane-heartbeat-interval-s", "0.05")
 ENDLESS = 100_000
+# A process's title is written over its environment, unless this is set.
+READABLE = {"SPT_NOENV": "1"}
 
 
 class Stream:
@@ -84,13 +89,24 @@ def test_every_process_has_its_name(server: Server) -> None:
         assert f"fastserve: {title}" in titles
 
 
-def test_secrets_are_not_to_be_seen(server: Server) -> None:
-    """The key is in no argv, no environment and no file; the run directory is ours alone."""
-    [run_directory] = server.run_parent.iterdir()
-    assert run_directory.stat().st_mode & 0o777 == 0o700
-    assert not [path for path in run_directory.iterdir() if path.is_file() and path.stat().st_size]
-    for process in server.remember_processes().values():
-        assert not [name for name in process.environ() if "KEY" in name and "fastserve" in name]
+def test_secrets_are_not_to_be_seen() -> None:
+    """The lanes' key is in no argv, no environment and no file; the run directory is ours alone."""
+    with Server(*SIM, environment=READABLE) as server:
+        [run_directory] = server.run_parent.iterdir()
+        assert run_directory.stat().st_mode & 0o777 == 0o700
+        assert not [
+            path for path in run_directory.iterdir() if path.is_file() and path.stat().st_size
+        ]
+        environments = [
+            process.environ()
+            for title, process in server.remember_processes().items()
+            if title.startswith("fastserve:")
+        ]
+        assert len(environments) == 4
+        known = set(os.environ) | set(READABLE) | {"OMP_WAIT_POLICY", "TOKENIZERS_PARALLELISM"}
+        for environment in environments:
+            assert "PATH" in environment, "it can be read"
+            assert environment.keys() <= known
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -321,3 +337,40 @@ def test_a_signal_during_the_start_ends_it() -> None:
         assert "Traceback" not in server.log
     finally:
         server.kill_everything()
+
+
+def test_a_launchers_variables_reach_the_engine_alone(tmp_path: Path) -> None:
+    """Under mpiexec the engine may be a rank; whoever else carries that identity breaks its world."""
+    mpiexec = Path(sys.executable).with_name("mpiexec")
+    if not mpiexec.exists():
+        pytest.skip("no MPI is installed in this environment")
+    port_file, stdout = tmp_path / "port", (tmp_path / "stdout").open("w+")
+    process = subprocess.Popen(
+        [str(mpiexec), "-n", "1", sys.executable, "-m", "fastserve", *SIM, "--frontends", "2",
+         "--port", "0", "--port-file", str(port_file), "--run-directory", str(tmp_path)],
+        stdout=stdout,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        env=os.environ | READABLE,
+    )  # fmt: skip
+    try:
+        wait_until(lambda: "ready" in (tmp_path / "stdout").read_text())
+        tree = {
+            " ".join(child.cmdline()).strip(): child
+            for child in psutil.Process(process.pid).children(recursive=True)
+        }
+        seen = {
+            title: [name for name in child.environ() if name.startswith("PMI_")]
+            for title, child in tree.items()
+            if title.startswith("fastserve: ") and "supervisor" not in title
+        }
+        assert len(seen) == 3
+        assert "PMI_RANK" in seen.pop("fastserve: engine")
+        assert seen == {"fastserve: acceptor 0": [], "fastserve: acceptor 1": []}
+        tree["fastserve: supervisor"].send_signal(signal.SIGTERM)
+        assert process.wait(DEADLINE_S) == 0
+    finally:
+        stdout.close()
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
