@@ -7,6 +7,7 @@ python -m bench micro                    each room by itself, against its budget
 
 from __future__ import annotations
 
+import signal
 import sys
 
 from bench import load_command, micro, run_command
@@ -31,4 +32,6 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    # As an exception it ends servers and load on its way out.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     sys.exit(main(sys.argv[1:]))

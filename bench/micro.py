@@ -150,16 +150,16 @@ def render() -> Callable[[], object]:
 # 2.6 GHz) with CPython 3.11. Whoever makes a room faster or slower on purpose sets its budget anew.
 # fmt: off
 ROOMS = (
-    Room(name="parser",       unit="request", budget_us=7.0, make=parser),
-    Room(name="validation",   unit="request", budget_us=6.5, make=validation),
+    Room(name="parser",       unit="request", budget_us=7.0,  make=parser),
+    Room(name="validation",   unit="request", budget_us=6.5,  make=validation),
     Room(name="template",     unit="request", budget_us=22.0, make=template),
-    Room(name="tokenizer",    unit="request", budget_us=65.0, make=tokenizer),
-    Room(name="prompt",       unit="request", budget_us=120.0, make=prompt),
+    Room(name="tokenizer",    unit="request", budget_us=52.0, make=tokenizer),
+    Room(name="prompt",       unit="request", budget_us=105.0, make=prompt),
     Room(name="lane submit",  unit="request", budget_us=14.0, make=lane_submit),
-    Room(name="lane outputs", unit="token",   budget_us=0.11,  make=lane_outputs, units=_RUNNING),
-    Room(name="detokenizer",  unit="token",   budget_us=0.2,  make=detokenizer),
-    Room(name="stops",        unit="token",   budget_us=0.25,  make=stops),
-    Room(name="render",       unit="token",   budget_us=0.33,  make=render),
+    Room(name="lane outputs", unit="token",   budget_us=0.11, make=lane_outputs, units=_RUNNING),
+    Room(name="detokenizer",  unit="token",   budget_us=0.20, make=detokenizer),
+    Room(name="stops",        unit="token",   budget_us=0.25, make=stops),
+    Room(name="render",       unit="token",   budget_us=0.33, make=render),
 )
 # fmt: on
 

@@ -216,7 +216,7 @@ def test_a_group_names_its_members(pipe: Pipe) -> None:
 
 
 def test_an_exception_whose_text_raises_is_named_at_least(pipe: Pipe) -> None:
-    class Mute(Exception):  # noqa: N818 - it is no error
+    class Mute(Exception):
         def __str__(self) -> str:
             raise ValueError
 

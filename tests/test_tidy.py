@@ -75,6 +75,7 @@ OWNERS: dict[str, set[str]] = {
     "jinja2": {"text/chat_template.py"},
     "mpi4py": {"engine/mpi.py"},
     "msgspec": {
+        "api/anthropic_requests.py",
         "api/body.py",
         "api/requests.py",
         "api/tokenizing.py",
@@ -86,6 +87,7 @@ OWNERS: dict[str, set[str]] = {
     "multiprocessing": {"engine/arguments.py", "metrics/board.py", "supervisor/child.py"},
     "numpy": {"engine/llama.py", "engine/sampler.py"},
     "orjson": {
+        "api/anthropic_answers.py",
         "api/body.py",
         "api/chunks.py",
         "api/responses.py",

@@ -123,14 +123,20 @@ def version(version_text: str) -> bytes:
     return orjson.dumps({"version": version_text})
 
 
+def said(error: FastserveError) -> str:
+    """The message of `error`, as text that JSON can carry.
+
+    It may quote a file name or an environment that is no UTF-8, and must reach the client.
+    """
+    return error.message.encode(errors="replace").decode()
+
+
 def error_body(error: FastserveError) -> bytes:
     """The body that tells of `error` (OpenAI API reference, "Errors")."""
-    # A message may quote a file name or an environment that is no UTF-8; it must reach the client.
-    message = error.message.encode(errors="replace").decode()
     return orjson.dumps(
         {
             "error": {
-                "message": message,
+                "message": said(error),
                 "type": error.type,
                 "param": error.param,
                 "code": error.code,

@@ -19,6 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from fastserve.api import responses
+from fastserve.api.anthropic_answers import error_body as messages_error
 from fastserve.errors import (
     EngineDead,
     FastserveError,
@@ -30,7 +31,13 @@ from fastserve.errors import (
 )
 from fastserve.frontend import texts
 from fastserve.frontend.about import About
-from fastserve.frontend.prepare import Prepared, check_model, prepare_chat, prepare_completion
+from fastserve.frontend.prepare import (
+    Prepared,
+    check_model,
+    prepare_chat,
+    prepare_completion,
+    prepare_messages,
+)
 from fastserve.frontend.routes import Route, Routes
 from fastserve.frontend.streams import (
     Answer,
@@ -113,6 +120,10 @@ class Frontend:
             *About(state, board=board, meter=meter, in_thread=self._in_thread).routes,
             self._generating("/v1/chat/completions", prepare_chat),
             self._generating("/v1/completions", prepare_completion),
+            self._generating("/v1/messages", prepare_messages, error_body=messages_error),
+            self._telling(
+                "/v1/messages/count_tokens", texts.count_tokens, error_body=messages_error
+            ),
             self._telling("/tokenize", texts.tokenize),
             self._telling("/detokenize", texts.detokenize),
         )

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from fastserve.api.anthropic_answers import MessagesDialect
+from fastserve.api.anthropic_requests import parse_messages
 from fastserve.api.dialect import ChatDialect, CompletionDialect
 from fastserve.api.requests import (
     ChatRequest,
@@ -72,6 +74,23 @@ def prepare_chat(body: bytes, model: Model) -> Prepared:
     return Prepared(
         request=request,
         dialect=ChatDialect(request),
+        prompts=[Prompt(token_ids=token_ids)],
+        max_seq_len=model.card.max_seq_len,
+    )
+
+
+def prepare_messages(body: bytes, model: Model) -> Prepared:
+    """Validate, template and tokenize a request of the Messages API. Raises RequestError.
+
+    The context ends an answer before `max_tokens` does, where that is more than there is room for:
+    clients of this API ask for what their usual model could say.
+    """
+    asked = parse_messages(body)
+    token_ids = model.chat_prompt(asked.as_chat())
+    room = max(model.card.max_seq_len - len(token_ids), 1)
+    return Prepared(
+        request=asked.as_chat(max_tokens=min(asked.max_tokens, room)),
+        dialect=MessagesDialect(max_tokens=asked.max_tokens),
         prompts=[Prompt(token_ids=token_ids)],
         max_seq_len=model.card.max_seq_len,
     )

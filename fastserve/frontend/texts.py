@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from fastserve.api.anthropic_answers import token_count
+from fastserve.api.anthropic_requests import parse_count
 from fastserve.api.tokenizing import detokenized, parse_detokenize, parse_tokenize, tokenized
 from fastserve.frontend.prepare import check_model
 
@@ -43,6 +45,14 @@ def detokenize(body: bytes, model: Model) -> TextAnswer:
     check_model(request.model, model)
     text = model.tokenizer.decode(request.tokens, skip_special_tokens=request.skip_special_tokens)
     return TextAnswer(detokenized(text), num_unknown)
+
+
+def count_tokens(body: bytes, model: Model) -> TextAnswer:
+    """Answer POST /v1/messages/count_tokens. Raises RequestError."""
+    request = parse_count(body)
+    check_model(request.model, model)
+    token_ids = model.chat_prompt(request.as_chat())
+    return TextAnswer(token_count(len(token_ids)), len(request.unknown_fields))
 
 
 def _token_ids(request: ToTokenize, model: Model) -> list[int]:

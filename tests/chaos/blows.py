@@ -28,8 +28,9 @@ Engine = Literal["sim", "embedded"]
 
 # The settings that the waits of some kinds are made for; see FLAGS in driver.py.
 SILENT_TIMEOUT_S = 3.0
-STALL_KILL_S = 4.0
-DRAIN_TIMEOUT_S = 30.0
+STALL_KILL_S = 6.0
+DRAIN_TIMEOUT_S = 10.0
+_SHORT_DRAIN = ("--drain-timeout-s", "1")
 
 _ENGINE_GONE = frozenset({"engine_dead", "engine_starting"})
 _NONE: frozenset[str] = frozenset()
@@ -74,8 +75,8 @@ class Kind:
     exit_codes: frozenset[int] = frozenset()
     respawn: bool | None = None
     scripted: bool = False
-    frontends_min: int = 1
     replaces: Literal["nobody", "acceptors", "engine", "all"] = "nobody"
+    flags: tuple[str, ...] = ()
     leaves_directory: bool = False
     tracebacks: bool = False
 
@@ -200,9 +201,17 @@ def _kill_engine_and_acceptor(scene: Scene, blow: Blow) -> Struck:
 
 def _kill_engine_twice(scene: Scene, blow: Blow) -> Struck:
     """Its successor, too, at some moment of its start."""
-    struck = _strike_engine(scene, blow, number=signal.SIGKILL)
-    first = scene.find("engine").pid if False else None  # noqa: SIM210
-    del first
+    first = scene.find("engine")
+    first.kill()
+
+    def successor() -> psutil.Process | None:
+        found = scene.processes().get("engine")
+        return found if found != first else None
+
+    second = wait_until(successor)
+    time.sleep(blow.hold / 2)
+    struck = Struck(at_s=time.monotonic(), recovered=_engine_replaced(scene, second))
+    second.kill()
     return struck
 
 
@@ -246,7 +255,7 @@ def _kill_acceptor_of_paused_engine(scene: Scene, blow: Blow) -> Struck:
     struck = _strike_acceptors(scene, blow, number=signal.SIGKILL)
     name = f"acceptor {blow.lane % scene.frontends}"
     wait_until(lambda: name in scene.processes())
-    time.sleep(0.5 + blow.hold * (STALL_KILL_S / 2 - 1.0))
+    time.sleep(0.5 + blow.hold)
     engine.resume()
     return struck
 
@@ -343,10 +352,13 @@ KINDS: dict[str, Kind] = {
     ),
     **_engine_kinds(),
     "engine pause": Kind(
-        strike=partial(_pause, names=["engine"], least_s=0.05, most_s=STALL_KILL_S / 2)
+        strike=partial(_pause, names=["engine"], least_s=0.05, most_s=STALL_KILL_S / 3)
     ),
     "engine pause, acceptor kill": Kind(
         strike=_kill_acceptor_of_paused_engine, replaces="acceptors"
+    ),
+    "engine kill twice, respawned": Kind(
+        strike=_kill_engine_twice, respawn=True, errors=_ENGINE_GONE, replaces="engine"
     ),
     "engine and acceptor kill": Kind(
         strike=_kill_engine_and_acceptor, respawn=True, errors=_ENGINE_GONE, replaces="all"
@@ -377,11 +389,11 @@ KINDS: dict[str, Kind] = {
     ),
     "supervisor term, engine stopped": Kind(
         strike=partial(_terminate_with, stopped="engine"), stales=True,
-        errors=frozenset({"shutting_down"}), exit_codes=frozenset({0}),
+        errors=frozenset({"shutting_down"}), exit_codes=frozenset({0}), flags=_SHORT_DRAIN,
     ),
     "supervisor term, acceptor stopped": Kind(
         strike=partial(_terminate_with, stopped="acceptor"), stales=True,
-        errors=frozenset({"shutting_down"}), exit_codes=frozenset({0}),
+        errors=frozenset({"shutting_down"}), exit_codes=frozenset({0}), flags=_SHORT_DRAIN,
     ),
     **{
         f"supervisor {name}": Kind(

@@ -150,7 +150,10 @@ class Server:
 
     def find(self, title: str) -> psutil.Process:
         """Return the process titled `fastserve: {title}`."""
-        return wait_until(lambda: self.remember_processes().get(f"fastserve: {title}"))
+        found: psutil.Process = wait_until(
+            lambda: self.remember_processes().get(f"fastserve: {title}")
+        )
+        return found
 
     def wait_exit(self, *, deadline_s: float = DEADLINE_S) -> int:
         self.remember_processes()

@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import socket
 import time
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import gguf
 import pytest
 
 from fastserve.engine.model_files import resolve_model
 from tests.e2e.harness import Server, failing, wait_until
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 SIM = ("--engine", "sim")
 

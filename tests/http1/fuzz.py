@@ -145,6 +145,8 @@ class Play:
             self.lost = True
             self.wire.transport.ending = "abort"
             self.wire.lose()
+            assert all(timer.cancelled for timer in self.wire.loop.timers)
+            assert all(exchange.ended for exchange in self.wire.app.exchanges)
 
     # ---- what holds
 

@@ -7,12 +7,15 @@ import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from fastserve.errors import ConfigError
 from fastserve.supervisor.run_directory import RunDirectory, sweep
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def test_it_is_private_and_gone_after_close(tmp_path: Path) -> None:

@@ -1,0 +1,207 @@
+"""Anthropic's dialect: messages, their streams, and errors (Anthropic API reference).
+
+A stream is one message of one block of text: message_start, content_block_start, deltas,
+content_block_stop, message_delta, message_stop. Each event is named, and has its name as its type.
+
+Hot path: `MessageChunks.text` is one JSON string and one join, like OpenAI's (chunks.py).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import orjson
+
+from fastserve.api.responses import said
+from fastserve.generation import FinishReason
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fastserve.api.dialect import Chunks
+    from fastserve.api.responses import Choice, Usage
+    from fastserve.errors import FastserveError
+
+_dumps = orjson.dumps
+
+# The API's word for a status. 529 is its own for "overloaded"; ours is HTTP's 503.
+_ERROR_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+_TEXT_HEAD = (
+    b"event: content_block_delta\n"
+    b'data: {"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":'
+)
+_TEXT_TAIL = b"}}\n\n"
+
+
+def error_body(error: FastserveError) -> bytes:
+    """The body that tells of `error`."""
+    default = "invalid_request_error" if error.status < 500 else "api_error"
+    kind = _ERROR_TYPES.get(error.status, default)
+    return _dumps({"type": "error", "error": {"type": kind, "message": said(error)}})
+
+
+def token_count(input_tokens: int) -> bytes:
+    """The answer of POST /v1/messages/count_tokens."""
+    return _dumps({"input_tokens": input_tokens})
+
+
+class MessagesDialect:
+    """POST /v1/messages. `max_tokens`: what the client allowed, were there room for it."""
+
+    __slots__ = ("_max_tokens",)
+
+    ping: ClassVar[bytes] = b'event: ping\ndata: {"type":"ping"}\n\n'
+    done: ClassVar[bytes] = b""
+
+    def __init__(self, *, max_tokens: int) -> None:
+        self._max_tokens = max_tokens
+
+    def answer_id(self, request_id: str) -> str:
+        return "msg_" + request_id
+
+    def chunks(
+        self, *, completion_id: str, created: int, model: str, index: int, prompt_tokens: int
+    ) -> Chunks:
+        assert index == 0, f"a message is one choice, made at {created}"
+        return MessageChunks(
+            message_id=completion_id,
+            model=model,
+            prompt_tokens=prompt_tokens,
+            max_tokens=self._max_tokens,
+        )
+
+    def whole(
+        self,
+        choices: Sequence[Choice],
+        *,
+        completion_id: str,
+        created: int,
+        model: str,
+        usage: Usage,
+    ) -> bytes:
+        [choice] = choices
+        assert created
+        stop = _stop(
+            choice.finish_reason,
+            choice.stop_reason,
+            completion_tokens=usage.completion_tokens,
+            max_tokens=self._max_tokens,
+        )
+        message = _message(completion_id, model=model, prompt_tokens=usage.prompt_tokens)
+        message["content"] = [{"type": "text", "text": choice.text}]
+        message["usage"] = _usage(usage.prompt_tokens, usage.completion_tokens)
+        return _dumps(message | stop)
+
+    def error_body(self, error: FastserveError) -> bytes:
+        return error_body(error)
+
+    def error_event(self, error: FastserveError) -> bytes:
+        return b"event: error\ndata: %b\n\n" % error_body(error)
+
+
+class MessageChunks:
+    """The events of one message."""
+
+    __slots__ = ("_max_tokens", "_message_id", "_model", "_prompt_tokens")
+
+    def __init__(self, *, message_id: str, model: str, prompt_tokens: int, max_tokens: int) -> None:
+        self._message_id = message_id
+        self._model = model
+        self._prompt_tokens = prompt_tokens
+        self._max_tokens = max_tokens
+
+    def first(self, *, prompt_token_ids: Sequence[int] | None = None) -> bytes:
+        """The events before the first text: the message begins, and its one block."""
+        assert prompt_token_ids is None, "this dialect cannot ask for them"
+        message = _message(self._message_id, model=self._model, prompt_tokens=self._prompt_tokens)
+        return _event("message_start", message=message) + _event(
+            "content_block_start", index=0, content_block={"type": "text", "text": ""}
+        )
+
+    def text(self, text: str) -> bytes:
+        """The event that adds `text`."""
+        return b"".join((_TEXT_HEAD, _dumps(text), _TEXT_TAIL))
+
+    def text_with(self, text: str, **_: object) -> bytes:
+        """The same: this dialect cannot ask for more."""
+        return self.text(text)
+
+    def finish(
+        self,
+        reason: FinishReason,
+        *,
+        stop_reason: str | int | None = None,
+        completion_tokens: int | None = None,
+    ) -> bytes:
+        """The events after the last text: the block ends, why, the message ends."""
+        assert completion_tokens is not None
+        stop = _stop(
+            reason,
+            stop_reason,
+            completion_tokens=completion_tokens,
+            max_tokens=self._max_tokens,
+        )
+        usage = _usage(self._prompt_tokens, completion_tokens)
+        return (
+            _event("content_block_stop", index=0)
+            + _event("message_delta", delta=stop, usage=usage)
+            + _event("message_stop")
+        )
+
+    def usage(self, _: Usage, /) -> bytes:
+        """Nothing: the finish has told it."""
+        return b""
+
+
+def _event(kind: str, **fields: object) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), _dumps({"type": kind} | fields))
+
+
+def _message(message_id: str, *, model: str, prompt_tokens: int) -> dict[str, object]:
+    """A message as it begins: without content or end."""
+    return {
+        "id": message_id,
+        "type": "message",
+        "role": "assistant",
+        "model": model,
+        "content": [],
+        "stop_reason": None,
+        "stop_sequence": None,
+        "usage": _usage(prompt_tokens, 0),
+    }
+
+
+def _usage(prompt_tokens: int, completion_tokens: int) -> dict[str, object]:
+    # Clients add the four up. Nothing is cached on their account.
+    return {
+        "input_tokens": prompt_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": 0,
+        "output_tokens": completion_tokens,
+    }
+
+
+def _stop(
+    reason: FinishReason,
+    stop_reason: str | int | None,
+    *,
+    completion_tokens: int,
+    max_tokens: int,
+) -> dict[str, object]:
+    """Why a message ended, in the API's words."""
+    if isinstance(stop_reason, str):
+        return {"stop_reason": "stop_sequence", "stop_sequence": stop_reason}
+    if reason is FinishReason.LENGTH:
+        full = completion_tokens < max_tokens
+        word = "model_context_window_exceeded" if full else "max_tokens"
+        return {"stop_reason": word, "stop_sequence": None}
+    return {"stop_reason": "end_turn", "stop_sequence": None}

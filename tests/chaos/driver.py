@@ -1,0 +1,274 @@
+"""Drives a plan: starts servers, loads them, deals the blows, and checks what must hold after each.
+
+    every request has one ending, and none that the blow does not excuse
+    the engine's count of requests, and the acceptors', come back to zero
+    nobody was replaced but the victims
+    a server that was to end did, with the right code, and left nothing
+    all of it within bounds
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import socket
+import subprocess
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.request import urlopen
+
+import psutil
+
+from tests.chaos.asking import Ending, embedded, simulated
+from tests.chaos.blows import (
+    DRAIN_TIMEOUT_S,
+    KINDS,
+    SILENT_TIMEOUT_S,
+    STALL_KILL_S,
+    Scene,
+    plan,
+)
+from tests.chaos.load import Load
+from tests.e2e.harness import DEADLINE_S, Server, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from tests.chaos.blows import Blow, Engine, Kind, Life, Struck
+    from tests.chaos.load import Result
+
+# A dead engine is told of in a second, and the tree is gone in five; a stopped one is found out
+# after STALL_KILL_S. Here with room for a slow machine that others use, too.
+_OVER_WITHIN_S = 40.0
+_SETTLED_WITHIN_S = 20.0
+_AFTER_RECOVERY_S = 0.2
+# A connection that waits to be accepted may have begun so long before.
+_QUEUED_S = 0.25
+
+FLAGS = (
+    "--lane-heartbeat-interval-s", "0.1",
+    "--respawn-restarts-max", "1000",
+    "--respawn-silent-timeout-s", str(SILENT_TIMEOUT_S),
+    "--engine-stall-unhealthy-s", str(STALL_KILL_S / 2),
+    "--engine-stall-kill-s", str(STALL_KILL_S),
+    "--engine-respawn-window-s", "10",
+    "--drain-timeout-s", str(DRAIN_TIMEOUT_S),
+    "--engine-max-seq-len", "2048",
+)  # fmt: skip
+_ENGINE_FLAGS: dict[Engine, tuple[str, ...]] = {
+    "sim": ("--engine", "sim", "--sim-step-ms", "4"),
+    "embedded": ("--engine", "llamacpp", "--engine-max-num-seqs", "8"),
+}
+
+
+class Violation(AssertionError):
+    """Something that must hold after a blow did not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """What is put under load. `directory` is where every server of the run has its own."""
+
+    engine: Engine
+    frontends: int
+    clients: int
+    directory: Path
+
+
+@dataclass(slots=True, kw_only=True)
+class Outcome:
+    """What a blow cost. `answered_s`: until the last client that it hit was answered; `over_s`:
+    until the process tree was gone, or whole again."""
+
+    blow: Blow
+    answered_s: float = 0.0
+    over_s: float = 0.0
+    endings: dict[Ending, int] = field(default_factory=dict)
+    violations: list[str] = field(default_factory=list)
+
+
+def drive(
+    setup: Setup,
+    *,
+    seed: int,
+    kinds: Sequence[str],
+    blows: int,
+    tell: Callable[[Outcome], None] = lambda _: None,
+) -> list[Outcome]:
+    """Deal `blows` of each of `kinds`; return what each cost, violations among it."""
+    make = simulated if setup.engine == "sim" else embedded
+    outcomes = []
+    with Load(make, seed=str(seed), num_clients=setup.clients) as load:
+        for life in plan(seed, kinds, blows=blows):
+            for outcome in _Living(setup, life, load).live():
+                tell(outcome)
+                outcomes.append(outcome)
+    return outcomes
+
+
+class _Living:
+    """One life of a server."""
+
+    def __init__(self, setup: Setup, life: Life, load: Load) -> None:
+        self._setup = setup
+        self._life = life
+        self._load = load
+        self._server = Server(
+            "--run-directory", str(setup.directory), "--frontends", str(setup.frontends),
+            *_ENGINE_FLAGS[setup.engine], *FLAGS,
+            "--engine-respawn", "100" if life.respawn else "0",
+            *KINDS[life.last.kind].flags,
+        )  # fmt: skip
+
+    def live(self) -> list[Outcome]:
+        """Deal every blow of this life. A server that is not as it should be is given up."""
+        outcomes = []
+        try:
+            self._server.wait_ready()
+            self._load.port = self._server.port
+            scene = Scene(self._server, self._load, frontends=self._setup.frontends)
+            for blow in (*self._life.survives, self._life.last):
+                outcomes.append(self._deal(scene, blow))
+                if outcomes[-1].violations:
+                    print(self._server.log[-4000:])
+                    break
+        finally:
+            self._load.hold()
+            self._load.take()
+            self._server.remember_processes()
+            self._server.kill_everything()
+            if outcomes and outcomes[-1].violations:
+                _sweep(self._setup.directory)
+        return outcomes
+
+    def _deal(self, scene: Scene, blow: Blow) -> Outcome:
+        outcome = Outcome(blow=blow)
+        kind = KINDS[blow.kind]
+        try:
+            before = scene.processes()
+            _check_tree(before, frontends=self._setup.frontends)
+            self._load.go()
+            time.sleep(blow.after_s)
+            struck = kind.strike(scene, blow)
+            if kind.exit_codes:
+                self._see_it_end(kind, outcome, struck)
+            else:
+                wait_until(struck.recovered, deadline_s=_OVER_WITHIN_S)
+                outcome.over_s = time.monotonic() - struck.at_s
+                time.sleep(_AFTER_RECOVERY_S)
+            self._load.hold()
+            results = self._load.take()
+            _judge(kind, outcome, struck, results, setup=self._setup)
+            if not kind.exit_codes:
+                self._see_it_settle(kind, scene, before)
+            self._see_no_traceback(blow)
+        except (AssertionError, OSError, subprocess.TimeoutExpired, psutil.Error) as error:
+            outcome.violations.append(f"{type(error).__name__}: {error}")
+        return outcome
+
+    # ---- a server that ends
+
+    def _see_it_end(self, kind: Kind, outcome: Outcome, struck: Struck) -> None:
+        code = self._server.wait_exit(deadline_s=_OVER_WITHIN_S)
+        if code not in kind.exit_codes:
+            outcome.violations.append(f"exit code {code}, not one of {set(kind.exit_codes)}")
+        wait_until(lambda: not self._server._alive(), deadline_s=10.0)
+        outcome.over_s = time.monotonic() - struck.at_s
+        left = [path.name for path in self._setup.directory.iterdir()]
+        if len(left) > kind.leaves_directory:
+            outcome.violations.append(f"left in the run directory: {left}")
+        if not kind.leaves_directory and self._server.port_file.exists():
+            outcome.violations.append("left: the port file")
+        with contextlib.closing(socket.socket()) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", self._load.port))
+
+    # ---- a server that lives on
+
+    def _see_it_settle(self, kind: Kind, scene: Scene, before: dict[str, object]) -> None:
+        wait_until(lambda: self._num_in_flight() == (0, 0), deadline_s=_SETTLED_WITHIN_S)
+        status, body = self._server.get("/health")
+        assert (status, body["status"]) == (200, "ready"), body
+        after = scene.processes()
+        _check_tree(after, frontends=self._setup.frontends)
+        others = {name for name in before if after[name] != before[name]}
+        may = {
+            "nobody": (),
+            "acceptors": ("acceptor",),
+            "engine": ("engine",),
+            "all": ("acceptor", "engine"),
+        }[kind.replaces]
+        assert not [name for name in others if not name.startswith(may)], f"replaced: {others}"
+        [_] = self._setup.directory.iterdir()
+
+    def _num_in_flight(self) -> tuple[int, int]:
+        """What the engine has, and what the acceptors think that it has."""
+        with urlopen(self._server.url + "/metrics", timeout=DEADLINE_S) as answer:
+            metrics = answer.read().decode()
+        each = re.findall(r"^fastserve_requests_in_flight\{.*\} (\S+)$", metrics, re.MULTILINE)
+        assert len(each) == self._setup.frontends
+        return self._server.num_in_engine(), round(sum(float(count) for count in each))
+
+    def _see_no_traceback(self, blow: Blow) -> None:
+        dealt = {each.kind for each in self._life.survives} | {blow.kind}
+        if not any(KINDS[kind].tracebacks for kind in dealt):
+            assert "Traceback" not in self._server.log, "a traceback in the log"
+
+
+def _judge(
+    kind: Kind, outcome: Outcome, struck: Struck, results: list[Result], *, setup: Setup
+) -> None:
+    """Count the endings, and name those that the blow does not excuse."""
+    for result in results:
+        ending = result.ending
+        outcome.endings[ending] = outcome.endings.get(ending, 0) + 1
+        if not _excused(kind, struck, result):
+            after_s = result.began_s - struck.at_s
+            took_s = result.ended_s - result.began_s
+            outcome.violations.append(
+                f"a request ended {ending} {result.verdict.detail}"
+                f" (began {after_s:+.3f} s from the blow, took {took_s:.3f} s)"
+            )
+    in_flight = [r for r in results if r.began_s <= struck.at_s <= r.ended_s]
+    hit = [r for r in in_flight if r.ending in (Ending.ERROR, Ending.CUT)] or in_flight
+    outcome.answered_s = max((r.ended_s - struck.at_s for r in hit), default=0.0)
+    if not kind.exit_codes and not any(
+        r.ending is Ending.WELL and r.ended_s > struck.at_s + outcome.over_s for r in results
+    ):
+        outcome.violations.append("nobody was answered after it")
+
+
+def _excused(kind: Kind, struck: Struck, result: Result) -> bool:
+    match result.ending:
+        case Ending.WELL | Ending.LEFT:
+            return True
+        case Ending.ERROR:
+            return result.verdict.detail in kind.errors
+        case Ending.CUT | Ending.STALE:
+            held = result.port in struck.held or result.began_s < struck.until_s
+            stale = result.ending is Ending.STALE and kind.stales
+            return held or kind.cuts or stale or _never_accepted(kind, struck, result)
+        case Ending.REFUSED:
+            return bool(kind.exit_codes) and result.ended_s > struck.at_s
+        case _:
+            return False
+
+
+def _never_accepted(kind: Kind, struck: Struck, result: Result) -> bool:
+    """A server that ends accepts no more, and resets at its end what has connected meanwhile."""
+    return bool(kind.exit_codes) and result.began_s > struck.at_s - _QUEUED_S
+
+
+def _check_tree(processes: dict[str, object], *, frontends: int) -> None:
+    names = {"supervisor", "engine", *(f"acceptor {lane}" for lane in range(frontends))}
+    assert set(processes) == names, f"processes: {sorted(processes)}"
+
+
+def _sweep(directory: Path) -> None:
+    """After a violation: the next server must not be blamed for what this one left."""
+    for leftover in directory.iterdir():
+        for path in leftover.iterdir():
+            path.unlink()
+        leftover.rmdir()
