@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 import orjson
 
 from fastserve.api.responses import said
+from fastserve.errors import EngineDead
 from fastserve.generation import FinishReason
 
 if TYPE_CHECKING:
@@ -43,10 +44,13 @@ _TEXT_TAIL = b"}}\n\n"
 
 
 def error_body(error: FastserveError) -> bytes:
-    """The body that tells of `error`."""
+    """The body that tells of `error`. Our code for it is where clients look for a code."""
     default = "invalid_request_error" if error.status < 500 else "api_error"
-    kind = _ERROR_TYPES.get(error.status, default)
-    return _dumps({"type": "error", "error": {"type": kind, "message": said(error)}})
+    kind = default if isinstance(error, EngineDead) else _ERROR_TYPES.get(error.status, default)
+    told: dict[str, object] = {"type": kind, "message": said(error)}
+    if error.code is not None:
+        told["details"] = {"error_code": error.code}
+    return _dumps({"type": "error", "error": told})
 
 
 def token_count(input_tokens: int) -> bytes:

@@ -407,7 +407,8 @@ if sys.argv[4] == "stream":
 print("connected", flush=True)
 time.sleep(60)
 """
-HOST, GUEST = "10.213.7.1", "10.213.7.2"
+# A network of its own for each process: tests may run side by side.
+HOST, GUEST = (f"10.{200 + os.getpid() % 50}.{os.getpid() // 50 % 250}.{each}" for each in (1, 2))
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ import pytest
 
 from fastserve.generation import SamplingParams
 from fastserve.lane.messages import Submit
-from tests.frontend.stage import LENGTH, MAX_SEQ_LEN, STOP, Stage
+from tests.frontend.stage import LENGTH, MAX_SEQ_LEN, STOP, USER, Stage
 
 if TYPE_CHECKING:
     from fastserve.generation import ModelCard
@@ -278,3 +278,63 @@ def test_head_is_get_without_a_body(stage: Stage) -> None:
         asked = stage.request("HEAD", path)
         assert asked.status == 200
         assert asked.sent.endswith(b"\r\n\r\n")
+
+
+# ---- another dialect
+
+
+MESSAGES_PATHS = pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+
+
+@MESSAGES_PATHS
+@pytest.mark.parametrize(
+    ("state", "status", "kind"),
+    [
+        ("a bad body", 400, "invalid_request_error"),
+        ("another type", 415, "invalid_request_error"),
+        ("another method", 405, "invalid_request_error"),
+        ("another model", 404, "not_found_error"),
+        ("starting", 503, "overloaded_error"),
+    ],
+)
+def test_a_refusal_is_in_the_words_of_the_route(
+    stage: Stage, path: str, state: str, status: int, kind: str
+) -> None:
+    fields: Any = {
+        "messages": [{"role": "user", "content": "a"}],
+        "max_tokens": 1,
+        "model": "other",
+    }
+    if state == "starting":
+        stage.state.model = None
+    if state == "another method":
+        asked = stage.request("GET", path)
+    elif state == "another type":
+        asked = stage.request("POST", path, headers=["Content-Type: text/plain"])
+    elif state == "a bad body":
+        asked = stage.ask(path, raw=b"[")
+    else:
+        asked = stage.ask(path, **fields)
+    assert asked.status == status
+    assert (asked.json()["type"], asked.json()["error"]["type"]) == ("error", kind)
+
+
+def test_a_message_is_a_chat_with_the_room_there_is(stage: Stage) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    asked = stage.ask("/v1/messages", system="S", messages=messages, max_tokens=10_000)
+    [submit] = stage.submits
+    assert submit.prompt_token_ids == [USER, *b"S", USER, *b"hi"]
+    assert submit.sampling == SamplingParams(max_tokens=MAX_SEQ_LEN - 5)
+    stage.say(b"yo", LENGTH)
+    answer = asked.json()
+    assert answer["content"] == [{"type": "text", "text": "yo"}]
+    assert answer["stop_reason"] == "model_context_window_exceeded"
+    counted = stage.ask("/v1/messages/count_tokens", system="S", messages=messages)
+    assert counted.json() == {"input_tokens": 5}
+
+
+def test_a_prompt_that_leaves_no_room_is_refused(stage: Stage) -> None:
+    messages = [{"role": "user", "content": "a" * MAX_SEQ_LEN}]
+    asked = stage.ask("/v1/messages", messages=messages, max_tokens=1)
+    assert asked.status == 400
+    assert "maximum context length" in asked.json()["error"]["message"]

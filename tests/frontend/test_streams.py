@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import orjson
 import pytest
 
 from fastserve.errors import ShuttingDown
@@ -373,3 +374,50 @@ def test_an_echo_comes_before_its_answer(stage: Stage, *, stream: bool) -> None:
     asked = stage.ask(prompt="hey", echo=True, stream=stream)
     stage.say(b"!", LENGTH)
     assert said(asked, stream=stream) == ("hey!", "length", None)
+
+
+# ---- another dialect
+
+
+def test_a_message_that_began_is_kept_open_by_its_own_pings(stage: Stage) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    asked = stage.ask("/v1/messages", messages=messages, max_tokens=9, stream=True)
+    stage.frontend.ping_all()
+    assert asked.blocks() == [": ping"]
+    stage.say(b"a")
+    for _ in range(2):
+        stage.frontend.ping_all()
+    stage.say(b"b", STOP)
+    kinds = [block.split("\n")[0] for block in asked.blocks()]
+    assert kinds == [
+        ": ping", "event: message_start", "event: content_block_start",
+        "event: content_block_delta", "event: ping", "event: content_block_delta",
+        "event: content_block_stop", "event: message_delta", "event: message_stop",
+    ]  # fmt: skip
+
+
+def test_a_message_that_fails_ends_with_an_error_of_its_dialect(stage: Stage) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    asked = stage.ask("/v1/messages", messages=messages, max_tokens=9, stream=True)
+    stage.say(b"a")
+    stage.frontend.on_engine_gone("lightning")
+    assert asked.ended
+    assert asked.blocks()[-1] == (
+        'event: error\ndata: {"type":"error","error":{"type":"api_error","message":"lightning",'
+        '"details":{"error_code":"engine_dead"}}}'
+    )
+
+
+def test_a_slow_reader_of_a_message_gets_what_was_held_as_one_delta(stage: Stage) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    asked = stage.ask("/v1/messages", messages=messages, max_tokens=9, stream=True)
+    stage.say(b"a")
+    asked.pause()
+    stage.say(b"b")
+    stage.say(b"c")
+    asked.resume()
+    stage.say(b"d", STOP)
+    deltas = [block for block in asked.blocks() if "text_delta" in block]
+    assert [orjson.loads(each.partition("data: ")[2])["delta"]["text"] for each in deltas] == [
+        "a", "bc", "d",
+    ]  # fmt: skip
