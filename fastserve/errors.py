@@ -6,6 +6,8 @@ FastserveError
     RequestError               the client's doing; carries the status to answer
         InvalidRequest         400
             ContextLengthExceeded
+        InvalidAPIKey          401
+        OriginNotAllowed       403
         NotFound               404
             ModelNotFound
         MethodNotAllowed       405
@@ -66,6 +68,20 @@ class ContextLengthExceeded(InvalidRequest):
     """400: prompt and answer do not fit the model's context."""
 
     code = "context_length_exceeded"
+
+
+class InvalidAPIKey(RequestError):
+    """401: a key is needed, and there is none or a wrong one."""
+
+    status = 401
+    code = "invalid_api_key"
+
+
+class OriginNotAllowed(RequestError):
+    """403: a page of another origin may not use the server."""
+
+    status = 403
+    code = "origin_not_allowed"
 
 
 class NotFound(RequestError):

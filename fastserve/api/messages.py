@@ -15,6 +15,8 @@ from fastserve.errors import InvalidRequest
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 
+_TEXT_KINDS = frozenset({"text"})
+
 # OpenAI's limit is 2048. Templates loop over messages, so the number must end somewhere.
 MESSAGES_MAX = 4096
 
@@ -68,13 +70,19 @@ def _bad_role(role: object, *, param: str) -> InvalidRequest:
     )
 
 
-def read_content(content: object, *, role: str, param: str) -> str:
-    """The one string that a message's content is. Raises InvalidRequest naming the part."""
+def read_content(
+    content: object, *, role: str, param: str, kinds: frozenset[str] = _TEXT_KINDS
+) -> str:
+    """The one string that a message's content is, whose parts may be of these `kinds`.
+
+    Raises InvalidRequest naming the part.
+    """
     if isinstance(content, str):
         return content
     if isinstance(content, list):
         return "\n".join(
-            _part_text(part, param=f"{param}[{index}]") for index, part in enumerate(content)
+            _part_text(part, param=f"{param}[{index}]", kinds=kinds)
+            for index, part in enumerate(content)
         )
     if content is not None:
         raise wrong_type(param, want="a string or an array of parts", got=content)
@@ -85,15 +93,16 @@ def read_content(content: object, *, role: str, param: str) -> str:
     return ""
 
 
-def _part_text(part: object, *, param: str) -> str:
+def _part_text(part: object, *, param: str, kinds: frozenset[str]) -> str:
     if not isinstance(part, dict):
         raise wrong_type(param, want="an object", got=part)
     kind = part.get("type")
     if kind is None:
         raise missing(f"{param}.type")
-    if kind != "text":
+    if type(kind) is not str or kind not in kinds:
+        known = " or ".join(f"'{each}'" for each in sorted(kinds))
         raise InvalidRequest(
-            f"'{param}.type': only parts of type 'text' are supported.",
+            f"'{param}.type': only parts of type {known} are supported.",
             param=f"{param}.type",
             code="unsupported_value",
         )

@@ -18,7 +18,7 @@ from fastserve.engine.fanout import Fanout
 from fastserve.engine.interface import StepOutputs
 from fastserve.errors import GenerationFailed, InvalidRequest
 from fastserve.generation import Finish, FinishReason, RequestId
-from fastserve.lane.ids import LANE_SHIFT
+from fastserve.lane.ids import LANE_SHIFT, is_of_incarnation
 from fastserve.lane.messages import Abort, Attach, Attached, Detach, Heartbeat, Submit
 from fastserve.log import get_logger
 
@@ -144,9 +144,15 @@ class EngineCore:
                 assert_never(message)
 
     def _submit(self, request: Submit) -> None:
-        in_flight = self._in_flight.get(request.request_id >> LANE_SHIFT)
+        lane = request.request_id >> LANE_SHIFT
+        in_flight = self._in_flight.get(lane)
         if in_flight is None:
             log.warning_burst("submit on a lane that is not attached", id=request.request_id)
+            return
+        if not is_of_incarnation(request.request_id, self._lanes.incarnation(lane)):
+            # Of an acceptor that died, come after the Attach of its successor: nobody would ever
+            # abort it.
+            log.warning_burst("submit of a dead acceptor", id=request.request_id)
             return
         try:
             if not self._ready:

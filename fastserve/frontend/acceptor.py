@@ -95,8 +95,6 @@ class Acceptor:
             meter=self._meter,
             requests_in_flight_max=arguments.limits.requests_in_flight_max,
             off_loop_bytes_min=arguments.http.off_loop_bytes_min,
-            num_connections=self._connections.__len__,
-            connections_max=arguments.http.connections_max,
         )
         self._app = Metered(_guarded(self._frontend, arguments.access), self._meter)
         self._limits = _limits_of(arguments.http)

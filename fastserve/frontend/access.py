@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fastserve.api import responses
-from fastserve.errors import RequestError
+from fastserve.errors import InvalidAPIKey, OriginNotAllowed
 from fastserve.http1.message import Response
 from fastserve.log import get_logger
 
@@ -111,16 +111,14 @@ class Access:
         if any(fits):
             return None
         log.warning_burst("request without a valid key", path=head.path)
-        error = RequestError(
+        error = InvalidAPIKey(
             "The API key is not valid."
             if given
-            else "An API key is needed: Authorization: Bearer KEY, or x-api-key: KEY.",
-            code="invalid_api_key",
+            else "An API key is needed: Authorization: Bearer KEY, or x-api-key: KEY."
         )
         challenge = _CHALLENGE_WRONG if given else _CHALLENGE
-        return Response(
-            401, body=responses.error_body(error), headers=((b"WWW-Authenticate", challenge),)
-        )
+        headers = ((b"WWW-Authenticate", challenge),)
+        return Response(error.status, body=responses.error_body(error), headers=headers)
 
     # ---- pages of other origins
 
@@ -128,11 +126,10 @@ class Access:
         """Answer a browser that asks what a page may do (Fetch 3.2.2). It has no key to show."""
         granted = self._origins.fields(origin)
         if not any(name == b"Access-Control-Allow-Origin" for name, _ in granted):
-            error = RequestError(
-                f"pages of this origin may not use this server: {origin.decode('latin-1')}",
-                code="origin_not_allowed",
+            error = OriginNotAllowed(
+                f"pages of this origin may not use this server: {origin.decode('latin-1')}"
             )
-            return Response(403, body=responses.error_body(error), headers=granted)
+            return Response(error.status, body=responses.error_body(error), headers=granted)
         # The inner application knows which methods the route has, and whether there is one.
         answer = self._app.check(head._replace(headers=(), content_length=0, chunked=False))
         assert answer is not None, "OPTIONS is answered by the head"

@@ -99,8 +99,6 @@ class Frontend:
         meter: Meter,
         requests_in_flight_max: int,
         off_loop_bytes_min: int,
-        num_connections: Callable[[], int],
-        connections_max: int,
     ) -> None:
         self.engine = engine
         self.meter = meter
@@ -109,8 +107,6 @@ class Frontend:
         self._request_ids = request_ids
         self._requests_in_flight_max = requests_in_flight_max
         self._off_loop_bytes_min = off_loop_bytes_min
-        self._num_connections = num_connections
-        self._connections_max = connections_max
         self._choices: dict[int, StreamedChoice | WholeChoice] = {}
         self._answers: set[Answer] = set()
         # No more than there are requests in flight.
@@ -132,9 +128,6 @@ class Frontend:
 
     def check(self, head: RequestHead) -> Response | None:
         """Refuse what needs no body to be refused: an Application of http1."""
-        if self._num_connections() > self._connections_max:
-            error: FastserveError = Overloaded("too many connections")
-            return _closing(error_response(error))
         route = self._routes.find(head.path)
         if route is None and head.path != "*":
             why = _ABSENT.get(head.path, f"no such route: {head.method} {head.path}")
@@ -422,7 +415,3 @@ def _not_allowed(head: RequestHead, route: Route | None) -> Response:
     allow = (b"Allow", ", ".join(route.methods if route else ["OPTIONS"]).encode())
     body = (route.error_body if route else responses.error_body)(error)
     return Response(error.status, body=body, headers=(allow,))
-
-
-def _closing(response: Response) -> Response:
-    return Response(response.status, body=response.body, headers=response.headers, close=True)

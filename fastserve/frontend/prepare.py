@@ -15,13 +15,17 @@ from fastserve.api.requests import (
     parse_chat,
     parse_completion,
 )
+from fastserve.api.response_objects import ResponseDialect, conversation_of
+from fastserve.api.response_requests import parse_response
 from fastserve.errors import InvalidRequest, ModelNotFound
+from fastserve.frontend.response_store import new_response_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from fastserve.api.dialect import Dialect
     from fastserve.frontend.model import Model
+    from fastserve.frontend.response_store import ResponseStore
     from fastserve.generation import SamplingParams
 
 
@@ -94,6 +98,46 @@ def prepare_messages(body: bytes, model: Model) -> Prepared:
         prompts=[Prompt(token_ids=token_ids)],
         max_seq_len=model.card.max_seq_len,
     )
+
+
+def prepare_response(body: bytes, model: Model, *, store: ResponseStore | None) -> Prepared:
+    """Validate, template and tokenize a request of the Responses API. Raises RequestError.
+
+    `store` has the conversation that it may continue, and takes the response in the end.
+    """
+    asked = parse_response(body)
+    if asked.fields.store and store is None:
+        raise InvalidRequest("This server stores no responses.", param="store")
+    request = asked.as_chat(_earlier(asked.fields.previous_response_id, store))
+    check_vocabulary(request, vocab_size=model.card.vocab_size)
+    response_id = new_response_id()
+    dialect = ResponseDialect(
+        asked,
+        request,
+        response_id=response_id,
+        item_id=response_id.replace("resp_", "msg_"),
+        keep=None if store is None or asked.fields.store is False else store.put,
+    )
+    return Prepared(
+        request=request,
+        dialect=dialect,
+        prompts=[Prompt(token_ids=model.chat_prompt(request))],
+        max_seq_len=model.card.max_seq_len,
+    )
+
+
+def _earlier(response_id: str | None, store: ResponseStore | None) -> list[dict[str, object]]:
+    """The conversation up to a stored response."""
+    if response_id is None:
+        return []
+    record = None if store is None else store.get(response_id)
+    if record is None:
+        raise InvalidRequest(
+            f"Previous response with id '{response_id}' not found.",
+            param="previous_response_id",
+            code="previous_response_not_found",
+        )
+    return conversation_of(record)
 
 
 def prepare_completion(body: bytes, model: Model) -> Prepared:

@@ -434,7 +434,8 @@ class Connection(asyncio.Protocol):
             self._refuse(ProtocolError(408, "the header section took too long"))
         elif state is State.BODY:
             self._on_body_deadline()
-        elif 0 < self._transport.get_write_buffer_size() < self._unsent_bytes:
+        elif self._transport.get_write_buffer_size() not in (0, self._unsent_bytes):
+            # Less: the client took some. More: it did too, and since then there was more to take.
             self._expect_progress()
         else:
             self.abort()

@@ -38,3 +38,8 @@ def request_ids(*, lane: int, incarnation: int) -> Iterator[RequestId]:
 def lane_of(request_id: int) -> int | None:
     """Return the lane of `request_id`, or None for a number that is no request id."""
     return request_id >> LANE_SHIFT if 0 <= request_id < _REQUEST_ID_LIMIT else None
+
+
+def is_of_incarnation(request_id: int, incarnation: int) -> bool:
+    """Whether that incarnation of its acceptor may have made `request_id`."""
+    return (request_id >> COUNTER_BITS) % INCARNATIONS_MAX == incarnation % INCARNATIONS_MAX

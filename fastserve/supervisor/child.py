@@ -15,6 +15,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import time
 import types
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -74,11 +75,13 @@ class ChildSpec:
 
 
 class Child:
-    """A ChildSpec come alive. `exited_s` lists when its incarnations exited (monotonic)."""
+    """A ChildSpec come alive. `entered_s`: since when it is in its state; `exited_s`: when its
+    incarnations exited (monotonic)."""
 
     def __init__(self, spec: ChildSpec, *, log_level: str, log_format: str) -> None:
         self.spec = spec
         self.state = ChildState.EXITED
+        self.entered_s = 0.0
         self.incarnation = -1
         self.exit_code: int | None = None
         self.exited_s: list[float] = []
@@ -130,13 +133,13 @@ class Child:
     def terminate(self) -> None:
         """Tell it to stop now, cleanly."""
         self.enter(ChildState.STOPPING)
-        signal.pidfd_send_signal(self.pidfd, signal.SIGTERM)
+        self._signal(signal.SIGTERM)
 
     def kill(self) -> None:
         """End it, and everybody in its session: a dead leader may leave ranks behind."""
         self.enter(ChildState.STOPPING)
         self._kill_group()
-        signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+        self._signal(signal.SIGKILL)
 
     def reap(self, *, now_s: float) -> int:
         """Collect the exit code of a process that has exited (its pidfd is readable)."""
@@ -157,6 +160,13 @@ class Child:
         """Move to `state`, which must be next to the present one."""
         assert state in NEXT[self.state], f"{self.spec.name}: {self.state.name} -> {state.name}"
         self.state = state
+        self.entered_s = time.monotonic()
+
+    def _signal(self, number: int) -> None:
+        # Starting any child makes multiprocessing reap those that have exited: reap() is yet to
+        # come then, and there is nobody to signal.
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.pidfd, number)
 
     def _kill_group(self) -> None:
         """Kill whoever is in its session: MPI's daemons put ranks into process groups of their own.

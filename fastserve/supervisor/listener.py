@@ -24,6 +24,10 @@ from fastserve.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+# tcp(7); the standard library has its name from 3.12 on.
+_TCP_NOTSENT_LOWAT = 25
+_NOTSENT_BYTES_MAX = 65_536
+
 AcceptMode = Literal["shared", "reuseport"]
 
 # How long another server may be about to bind in the same directory. It takes it a millisecond.
@@ -239,6 +243,9 @@ def _socket(family: socket.AddressFamily) -> socket.socket:
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     # Inherited by accepted connections: a token must not wait for the ACK of the one before.
     made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    # Inherited too: the kernel's send buffer grows to megabytes, in which a slow reader's progress
+    # could not be seen, and which its connection would cost.
+    made.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, _NOTSENT_BYTES_MAX)
     made.setblocking(False)
     return made
 

@@ -46,6 +46,12 @@ EXIT_ENGINE_DEAD = 70
 # How long a killed process may take to be gone, and how long an idle look-around lasts.
 _KILL_WAIT_S = 5.0
 _POLL_S = 1.0
+# A look-around that comes so much later than that: we were stopped.
+_STOPPED_S_MIN = 1.0
+# Of the time in which everything is gone once the engine is dead: for clients to take what they are
+# told, and for whatever overruns that to be killed. The rest is for the kill itself.
+_DEAD_DRAIN_SHARE = 0.6
+_DEAD_EXIT_SHARE = 0.9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,11 +70,13 @@ class Deadlines:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """Why the server ends, and how long its requests may still take."""
+    """Why the server ends, how long its requests may still take, and after how long an acceptor that
+    is not gone is killed."""
 
     exit_code: int
     reason: str
     drain_timeout_s: float
+    exit_timeout_s: float
 
 
 class Supervisor:
@@ -106,6 +114,8 @@ class Supervisor:
         # When the engine last finished a step or had nothing to do, as its heartbeats tell.
         self._steps = 0
         self._progress_s = 0.0
+        # Since when we have been there to see whether children move.
+        self._watching_s = 0.0
         self._to_replace: list[Child] = []
         self._killed_as_useless: set[Child] = set()
         self._ready = False
@@ -148,45 +158,70 @@ class Supervisor:
     # ---- serving
 
     def _serve(self) -> Outcome:
-        started_s = time.monotonic()
+        started_s = looked_s = time.monotonic()
         while self._outcome is None:
             self._poll(_POLL_S)
-            late = time.monotonic() - started_s > self._deadlines.start_timeout_s
-            if late and not self._ready:
+            # Read once: what happens to us between here and a kill must not look like silence.
+            now_s = time.monotonic()
+            if now_s - looked_s > _POLL_S + _STOPPED_S_MIN:
+                # Stopped, perhaps with everybody else, as the pause of a container does. Nobody's
+                # silence in that time proves anything.
+                log.warning("the supervisor stood still", for_s=round(now_s - looked_s, 1))
+                self._watching_s = now_s
+            looked_s = now_s
+            if not self._ready and now_s - started_s > self._deadlines.start_timeout_s:
                 self._end(EXIT_ENGINE_DEAD, "not ready within server.start_timeout_s")
-            self._kill_if_late()
-            self._kill_if_stalled()
-            self._kill_if_silent()
+            self._kill_if_late(now_s)
+            self._kill_if_stalled(now_s)
+            self._kill_if_silent(now_s)
+            self._kill_if_overdue(now_s)
         return self._outcome
 
-    def _kill_if_late(self) -> None:
+    def _kill_if_late(self, now_s: float) -> None:
         """A successor of the engine has as long to be ready as the first had."""
         starting = self._ready and self._engine.state is ChildState.STARTING
-        if starting and time.monotonic() - self._progress_s > self._deadlines.start_timeout_s:
+        if starting and now_s - self._progress_s > self._deadlines.start_timeout_s:
             log.error("engine not ready in time, killing it")
             self._engine.kill()
 
-    def _kill_if_stalled(self) -> None:
+    def _kill_if_stalled(self, now_s: float) -> None:
         """A wedged engine, alive and silent, is as bad as a dead one, and then made one."""
         if self._engine.state is not ChildState.RUNNING:
             return
-        stalled_s = time.monotonic() - self._progress_s
+        stalled_s = now_s - max(self._progress_s, self._watching_s)
         if stalled_s > self._deadlines.stall_kill_s:
             log.error("engine stalled, killing it", stalled_s=round(stalled_s, 1))
             self._engine.kill()
 
-    def _kill_if_silent(self) -> None:
+    def _kill_if_silent(self, now_s: float) -> None:
         """A stopped acceptor holds its clients and takes no more: its successor will."""
         for lane, acceptor in enumerate(self._acceptors):
             if acceptor.state is not ChildState.RUNNING:
                 continue
-            silent_s = time.monotonic() - self._seen_s(lane)
+            silent_s = now_s - max(self._seen_s(lane), self._watching_s)
             if silent_s > self._deadlines.silent_timeout_s:
                 log.error(
                     "acceptor silent, killing it",
                     acceptor=acceptor.spec.name,
                     silent_s=round(silent_s, 1),
                 )
+                self._kill_as_useless(acceptor)
+
+    def _kill_if_overdue(self, now_s: float) -> None:
+        """A stopped acceptor is also noticed while it is being replaced: it does not drain in time,
+        or its successor is not ready in time."""
+        drained_s = self._deadlines.drain_timeout_s + self._deadlines.terminate_timeout_s
+        engine = self._engine
+        for acceptor in self._acceptors:
+            since_s = max(acceptor.entered_s, self._watching_s)
+            draining = acceptor.state is ChildState.DRAINING
+            if draining and now_s - since_s > drained_s:
+                log.error("acceptor does not drain, killing it", acceptor=acceptor.spec.name)
+                acceptor.kill()
+            starting = acceptor.state is ChildState.STARTING and engine.state is ChildState.RUNNING
+            since_s = max(since_s, engine.entered_s)
+            if starting and now_s - since_s > self._deadlines.start_timeout_s:
+                log.error("acceptor not ready in time, killing it", acceptor=acceptor.spec.name)
                 self._kill_as_useless(acceptor)
 
     def _on_stuck(self, acceptor: Child, incarnation: int) -> None:
@@ -212,10 +247,22 @@ class Supervisor:
                 return
             self._poll(min(left_s, _POLL_S))
 
-    def _end(self, exit_code: int, reason: str, *, drain_timeout_s: float = 0.0) -> None:
+    def _end(
+        self,
+        exit_code: int,
+        reason: str,
+        *,
+        drain_timeout_s: float = 0.0,
+        exit_timeout_s: float | None = None,
+    ) -> None:
+        if exit_timeout_s is None:
+            exit_timeout_s = drain_timeout_s + self._deadlines.terminate_timeout_s
         if self._outcome is None:
             self._outcome = Outcome(
-                exit_code=exit_code, reason=reason, drain_timeout_s=drain_timeout_s
+                exit_code=exit_code,
+                reason=reason,
+                drain_timeout_s=drain_timeout_s,
+                exit_timeout_s=exit_timeout_s,
             )
 
     # ---- events
@@ -332,7 +379,13 @@ class Supervisor:
         code = EXIT_CONFIG if failed_to_start else EXIT_ENGINE_DEAD
         if self._outcome is not None and not failed_to_start:
             self._outcome = None  # dead while draining: that is what the exit code must say
-        self._end(code, reason, drain_timeout_s=self._deadlines.engine_dead_exit_timeout_s)
+        gone_s = self._deadlines.engine_dead_exit_timeout_s
+        self._end(
+            code,
+            reason,
+            drain_timeout_s=gone_s * _DEAD_DRAIN_SHARE,
+            exit_timeout_s=gone_s * _DEAD_EXIT_SHARE,
+        )
 
     def _respawn_engine(self) -> None:
         """Acceptors keep their connections, and answer 503 until the successor is ready."""
@@ -382,7 +435,7 @@ class Supervisor:
             acceptor.drain(timeout_s=outcome.drain_timeout_s)
         self._poll_until(
             lambda: not any(acceptor.alive for acceptor in self._acceptors),
-            timeout_s=outcome.drain_timeout_s + self._deadlines.terminate_timeout_s,
+            timeout_s=outcome.exit_timeout_s,
         )
         if self._engine.alive and self._forced_by is None:
             self._engine.enter(ChildState.STOPPING)
@@ -392,13 +445,17 @@ class Supervisor:
             )
 
     def _stop(self) -> None:
-        """The other half, last started first stopped: terminate what is left, kill, reap."""
+        """The other half, last started first stopped: terminate what is left, kill, reap.
+
+        An acceptor that has overrun its drain was told in time, and is killed at once.
+        """
         alive = [child for child in reversed(self._children) if child.alive]
         if self._forced_by is None:
-            for child in alive:
+            told = [child for child in alive if child.state is not ChildState.DRAINING]
+            for child in told:
                 child.terminate()
             self._poll_until(
-                lambda: not any(child.alive for child in alive),
+                lambda: not any(child.alive for child in told),
                 timeout_s=self._deadlines.terminate_timeout_s,
             )
         for child in alive:

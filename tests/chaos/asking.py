@@ -30,10 +30,12 @@ HONEST = {
     "overloaded": 503,
     "shutting_down": 503,
 }
+# Far more than any wait for a settled server lasts, at the pace of either engine.
+ENDLESS_TOKENS = 20_000
 _WORD = re.compile(rb" [a-z]{2,9}")
 # Enough for the parsing of a request to leave the event loop.
 _LARGE_BODY_BYTES = 100_000
-_LEAVES, _LARGE, _LONG, _STREAMED, _CHAT = 0.12, 0.05, 0.05, 0.6, 0.4
+_LEAVES, _LARGE, _LONG, _STREAMED, _CHAT, _ENDLESS = 0.12, 0.05, 0.05, 0.6, 0.4, 0.08
 
 
 class Ending(enum.StrEnum):
@@ -101,6 +103,8 @@ def _words() -> list[tuple[int, str]]:
 
 def simulated(rng: random.Random, **script: Any) -> Ask:
     """A request with a script; `script` may have more in it, such as a death."""
+    if not script and rng.random() < _ENDLESS:
+        return endless(rng, leaves_after=rng.randint(50, 500))
     count = rng.randint(300, 500) if rng.random() < _LONG else rng.randint(1, 100)
     words = [rng.choice(_words())]
     while len(words) < count:
@@ -122,6 +126,18 @@ def embedded(rng: random.Random) -> Ask:
         ignore_eos=True,
         temperature=0,
     )
+
+
+def endless(rng: random.Random, *, leaves_after: int) -> Ask:
+    """A request that ends by abort alone: whoever fails to abort it will be seen with it."""
+    return Ask(
+        path="/v1/completions",
+        fields={"max_tokens": ENDLESS_TOKENS, "prompt": f"go {rng.randint(0, 999)}",
+                "ignore_eos": True},
+        pieces=(),
+        stream=False,
+        leaves_after=leaves_after,
+    )  # fmt: skip
 
 
 def _ask(rng: random.Random, pieces: list[str], **fields: Any) -> Ask:

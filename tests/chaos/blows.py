@@ -9,13 +9,13 @@ from __future__ import annotations
 import random
 import signal
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import psutil
 
-from tests.chaos.asking import simulated
+from tests.chaos.asking import endless, simulated
 from tests.e2e.harness import wait_until
 
 if TYPE_CHECKING:
@@ -174,13 +174,29 @@ def _engine_replaced(scene: Scene, victim: psutil.Process) -> Callable[[], bool]
     return lambda: scene.replaced({"engine": pid})
 
 
+def _strike_engine_read_by_nobody(scene: Scene, blow: Blow, *, stop: bool) -> Struck:
+    """Clients that do not read, or an acceptor that stands still, hold up no end."""
+    rng = random.Random(blow.seed)
+    for _ in range(2 * scene.frontends):
+        scene.load.ask(replace(simulated(rng), leaves_after=None), reads=False)
+    time.sleep(0.3)
+    held: set[int] = set()
+    if stop:
+        victim = scene.find(f"acceptor {blow.lane % scene.frontends}")
+        victim.suspend()
+        wait_until(lambda: _stands(victim))
+        held = scene.held_by(victim)
+    struck = _strike_engine(scene, blow, number=signal.SIGKILL)
+    struck.held = held
+    return struck
+
+
 def _script_engine(scene: Scene, blow: Blow, **script: object) -> Struck:
     """A request makes it die or hang at one of its first steps."""
     rng = random.Random(blow.seed)
-    ask = simulated(rng, **{name: value for name, value in script.items() if name == "die_by"})
-    at = "hang_at" if "die_by" not in script else "die_at"
-    ask.fields["sim"][at] = rng.randrange(len(ask.pieces))
-    ask.fields["sim"].pop("delay_ms", None)
+    at = "die_at" if "die_by" in script else "hang_at"
+    ask = replace(simulated(rng, **script, **{at: 0}), leaves_after=None)
+    ask.fields["sim"] |= {at: rng.randrange(len(ask.pieces)), "delay_ms": 0}
     victim = scene.find("engine")
     struck = Struck(at_s=time.monotonic(), recovered=_engine_replaced(scene, victim))
     scene.load.ask(ask)
@@ -251,7 +267,10 @@ def _kill_acceptor_of_paused_engine(scene: Scene, blow: Blow) -> Struck:
     engine = scene.find("engine")
     engine.suspend()
     wait_until(lambda: _stands(engine))
-    time.sleep(0.2)  # for the clients to ask for more
+    rng = random.Random(blow.seed)
+    for _ in range(4 * scene.frontends):
+        scene.load.ask(endless(rng, leaves_after=4000))
+    time.sleep(0.3)  # until they have been submitted
     struck = _strike_acceptors(scene, blow, number=signal.SIGKILL)
     name = f"acceptor {blow.lane % scene.frontends}"
     wait_until(lambda: name in scene.processes())

@@ -37,6 +37,24 @@ def server() -> Iterator[Server]:
         assert_settled(server)
 
 
+def test_a_client_that_reads_slowly_and_steadily_is_not_cut_off(server: Server) -> None:
+    """Progress is what counts, not that the buffers ever run dry."""
+    script = tokens(" one", " two", " three") * 150
+    with Wire(server.port, receive_bytes=16_384) as wire:
+        wire.complete(script, stream=True, n=CHOICES)
+        received = bytearray()
+        # 40 KB a tenth of a second for three times as long as a standstill may last.
+        until_s = time.monotonic() + 3 * WRITE_STALL_TIMEOUT_S
+        while time.monotonic() < until_s:
+            received += wire.socket.recv(40_000)
+            time.sleep(0.1)
+        while not received.endswith(b"0\r\n\r\n"):
+            piece = wire.socket.recv(1 << 20)
+            assert piece, "cut off"
+            received += piece
+    assert received.count(b'"finish_reason":"') == CHOICES
+
+
 def test_a_slow_reader_gets_everything_in_fewer_chunks(server: Server) -> None:
     """And costs the acceptor little: what waits for it is text, not events."""
     acceptor = server.find("acceptor 0")

@@ -159,9 +159,11 @@ def finished(messages: list[object]) -> bool:
     return any(outputs.finishes for outputs in outputs_of(messages))
 
 
-def submit(number: int, *, lane: int = 1, max_tokens: int = 3, **more: object) -> Submit:
+def submit(
+    number: int, *, lane: int = 1, incarnation: int = 0, max_tokens: int = 3, **more: object
+) -> Submit:
     return Submit(
-        request_id=RequestId(lane << 57 | number),
+        request_id=RequestId(lane << 57 | incarnation << 40 | number),
         prompt_token_ids=[number],
         sampling=SamplingParams(max_tokens=max_tokens),
         **more,  # type: ignore[arg-type]  # a table of options
@@ -262,8 +264,12 @@ def test_the_late_words_of_an_earlier_incarnation_change_nothing(running: Runnin
     client = running.client(1, incarnation=5)
     attached(client)
     running.control.send(LaneClosed(1, 4))
-    client.send(submit(7))
+    # It was stuck in a socket's buffer while the acceptor died and its successor attached.
+    late = submit(6, incarnation=4, max_tokens=10**9)
+    client.send(late)
+    client.send(submit(7, incarnation=5))
     assert finished(read(client, until=finished))
+    assert running.engine.running == {}, "nobody would ever abort it"
     client.close()
 
 

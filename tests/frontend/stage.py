@@ -161,11 +161,9 @@ class Stage:
         *,
         requests_in_flight_max: int = 1000,
         off_loop_bytes_min: int = 1 << 20,
-        connections_max: int = 10,
     ) -> None:
         self.inbox: list[ToEngine] = []
         self.full = False
-        self.num_connections = 1
         self.calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self.liveness = Liveness(stall_unhealthy_s=1e9)
         self.state = ServingState(self.liveness)
@@ -179,8 +177,6 @@ class Stage:
             meter=Meter(self.board.numbers(0)),
             requests_in_flight_max=requests_in_flight_max,
             off_loop_bytes_min=off_loop_bytes_min,
-            num_connections=lambda: self.num_connections,
-            connections_max=connections_max,
         )
         self.state.model = Model(card, template_bytes_max=1 << 20)
         self.beat(ready=True)

@@ -55,13 +55,6 @@ def test_a_body_of_json_is_taken(stage: Stage, headers: list[str]) -> None:
     assert len(stage.submits) == 1
 
 
-def test_too_many_connections_are_told_so_and_closed(stage: Stage) -> None:
-    stage.num_connections = 11
-    asked = stage.request("GET", "/health")
-    assert (asked.status, asked.json()["error"]["code"]) == (503, "overloaded")
-    assert asked.header("connection") == "close"
-
-
 # ---- the body
 
 

@@ -6,7 +6,14 @@ import itertools
 
 import pytest
 
-from fastserve.lane.ids import COUNTER_BITS, INCARNATIONS_MAX, LANES_MAX, lane_of, request_ids
+from fastserve.lane.ids import (
+    COUNTER_BITS,
+    INCARNATIONS_MAX,
+    LANES_MAX,
+    is_of_incarnation,
+    lane_of,
+    request_ids,
+)
 
 
 @pytest.mark.parametrize("lane", [0, 1, 63])
@@ -38,3 +45,10 @@ def test_incarnations_wrap() -> None:
 @pytest.mark.parametrize("request_id", [-1, 1 << 63, 1 << 70])
 def test_what_is_no_id_has_no_lane(request_id: int) -> None:
     assert lane_of(request_id) is None
+
+
+@pytest.mark.parametrize("incarnation", [0, 5, INCARNATIONS_MAX - 1, INCARNATIONS_MAX + 5])
+def test_an_id_names_its_incarnation(incarnation: int) -> None:
+    request_id = next(request_ids(lane=63, incarnation=incarnation))
+    assert is_of_incarnation(request_id, incarnation)
+    assert not is_of_incarnation(request_id, incarnation + 1)
