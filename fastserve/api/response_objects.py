@@ -1,8 +1,8 @@
 """The dialect of OpenAI's Responses API: response objects, and streams of numbered events.
 
-A response here has one output item, a message of one text. Every event of a stream carries a number,
-from 0 and without a gap, and what is complete is told again as a whole (API reference, "Streaming
-events"). A record is what is stored of a response: the object, and the conversation up to it.
+A response here has one output item, a message of one text. Every event of a stream carries a
+number, from 0 and without a gap, and what is complete is told again as a whole (API reference,
+"Streaming events"). A record is what is stored: the object, and the conversation up to its end.
 
 Hot path: `ResponseChunks.text` is one JSON string and one join, like those of chats (chunks.py).
 """

@@ -31,12 +31,14 @@ from fastserve.errors import (
 )
 from fastserve.frontend import texts
 from fastserve.frontend.about import About
+from fastserve.frontend.kept import Kept
 from fastserve.frontend.prepare import (
     Prepared,
     check_model,
     prepare_chat,
     prepare_completion,
     prepare_messages,
+    prepare_response,
 )
 from fastserve.frontend.routes import Route, Routes
 from fastserve.frontend.streams import (
@@ -58,6 +60,7 @@ if TYPE_CHECKING:
 
     from fastserve.frontend.model import Model
     from fastserve.frontend.prepare import Prompt
+    from fastserve.frontend.response_store import ResponseStore
     from fastserve.frontend.state import ServingState
     from fastserve.frontend.texts import TextAnswer
     from fastserve.generation import RequestId
@@ -99,6 +102,7 @@ class Frontend:
         meter: Meter,
         requests_in_flight_max: int,
         off_loop_bytes_min: int,
+        response_store: ResponseStore | None = None,
     ) -> None:
         self.engine = engine
         self.meter = meter
@@ -116,6 +120,8 @@ class Frontend:
             *About(state, board=board, meter=meter, in_thread=self._in_thread).routes,
             self._generating("/v1/chat/completions", prepare_chat),
             self._generating("/v1/completions", prepare_completion),
+            self._generating("/v1/responses", partial(prepare_response, store=response_store)),
+            Kept(response_store, meter=meter).route,
             self._generating("/v1/messages", prepare_messages, error_body=messages_error),
             self._telling(
                 "/v1/messages/count_tokens", texts.count_tokens, error_body=messages_error

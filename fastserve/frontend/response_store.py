@@ -122,11 +122,10 @@ class ResponseStore:
                 status = entry.stat()
                 found.append((status.st_mtime, status.st_size, entry.path))
         oldest_s = self._now() - self._limits.age_max_s
-        num_kept = num_bytes = 0
-        for modified_s, size, path in sorted(found, reverse=True):
-            num_kept += 1
+        num_bytes = 0
+        for index, (modified_s, size, path) in enumerate(sorted(found, reverse=True)):
             num_bytes += size
-            too_many = num_kept > self._limits.records_max or num_bytes > self._limits.bytes_max
+            too_many = index >= self._limits.records_max or num_bytes > self._limits.bytes_max
             if too_many or modified_s < oldest_s:
                 with contextlib.suppress(FileNotFoundError):
                     Path(path).unlink()

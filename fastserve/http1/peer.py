@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 _TCP_CLOSE = 7
 _TCP_CLOSE_WAIT = 8
 
+# A window that opens by and by is no silent host: TCP may wait longer than we wait for progress.
+_SLOW_READER_FACTOR = 4
+
 # When to look at the state, as seconds from one look to the next. The first looks are early so
 # that a client that has gone frees its place in the engine at once.
 LOOK_AFTER_S = (0.01, 0.04, 0.15, 0.8, 1.0)
@@ -109,7 +112,7 @@ def is_gone(sock: Socket) -> bool:
 
 
 def detect_silence(sock: Socket, *, timeout_s: float) -> None:
-    """Let TCP reset the connection when the client's host acknowledges nothing for `timeout_s`.
+    """Let TCP reset the connection when the client's host is silent for some times `timeout_s`.
 
     Whether bytes are on their way or not: probes are sent on an idle connection, too.
     """
@@ -118,7 +121,12 @@ def detect_silence(sock: Socket, *, timeout_s: float) -> None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, interval_s)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, interval_s)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(timeout_s * 1000))
+        # Longer, for it also counts how long a segment waits for a slow reader's window.
+        sock.setsockopt(
+            socket.IPPROTO_TCP,
+            socket.TCP_USER_TIMEOUT,
+            int(timeout_s * _SLOW_READER_FACTOR * 1000),
+        )
 
 
 def close_with_reset(sock: Socket) -> None:

@@ -14,6 +14,7 @@ PREFIX = "fastserve_"
 
 ENDPOINTS = (
     "/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/messages/count_tokens",
+    "/v1/responses", "/v1/responses/{response}",
     "/tokenize", "/detokenize", "/v1/models", "/v1/models/{model}", "/health", "/ready",
     "/version", "/metrics", "other",
 )  # fmt: skip

@@ -31,7 +31,7 @@ HONEST = {
     "shutting_down": 503,
 }
 # Far more than any wait for a settled server lasts, at the pace of either engine.
-ENDLESS_TOKENS = 20_000
+ENDLESS_TOKENS: dict[str, int] = {"sim": 8000, "embedded": 2000}
 _WORD = re.compile(rb" [a-z]{2,9}")
 # Enough for the parsing of a request to leave the event loop.
 _LARGE_BODY_BYTES = 100_000
@@ -104,7 +104,7 @@ def _words() -> list[tuple[int, str]]:
 def simulated(rng: random.Random, **script: Any) -> Ask:
     """A request with a script; `script` may have more in it, such as a death."""
     if not script and rng.random() < _ENDLESS:
-        return endless(rng, leaves_after=rng.randint(50, 500))
+        return endless(rng, engine="sim", leaves_after=rng.randint(50, 500))
     count = rng.randint(300, 500) if rng.random() < _LONG else rng.randint(1, 100)
     words = [rng.choice(_words())]
     while len(words) < count:
@@ -118,6 +118,8 @@ def simulated(rng: random.Random, **script: Any) -> Ask:
 
 def embedded(rng: random.Random) -> Ask:
     """A request that a real model can only answer with one token, again and again."""
+    if rng.random() < _ENDLESS:
+        return endless(rng, engine="embedded", leaves_after=rng.randint(50, 500))
     token_id, text = rng.choice(_words())
     return _ask(
         rng,
@@ -128,11 +130,11 @@ def embedded(rng: random.Random) -> Ask:
     )
 
 
-def endless(rng: random.Random, *, leaves_after: int) -> Ask:
+def endless(rng: random.Random, *, engine: str, leaves_after: int) -> Ask:
     """A request that ends by abort alone: whoever fails to abort it will be seen with it."""
     return Ask(
         path="/v1/completions",
-        fields={"max_tokens": ENDLESS_TOKENS, "prompt": f"go {rng.randint(0, 999)}",
+        fields={"max_tokens": ENDLESS_TOKENS[engine], "prompt": f"go {rng.randint(0, 999)}",
                 "ignore_eos": True},
         pieces=(),
         stream=False,

@@ -30,9 +30,13 @@ Engine = Literal["sim", "embedded"]
 SILENT_TIMEOUT_S = 3.0
 STALL_KILL_S = 6.0
 DRAIN_TIMEOUT_S = 10.0
+# Longer than the default, so that what a slow machine adds does not hide what it is for.
+DEAD_EXIT_TIMEOUT_S = 10.0
 _SHORT_DRAIN = ("--drain-timeout-s", "1")
 
 _ENGINE_GONE = frozenset({"engine_dead", "engine_starting"})
+# A successor of an acceptor accepts before it has heard from the engine.
+_STARTING = frozenset({"engine_starting"})
 _NONE: frozenset[str] = frozenset()
 _SIGTERM, _SIGKILL, _SIGSEGV = signal.SIGTERM, signal.SIGKILL, signal.SIGSEGV
 
@@ -65,8 +69,8 @@ class Struck:
 class Kind:
     """`errors`: what clients may be told; `cuts`: whether any connection may be cut, `stales`:
     whether any kept one may. `exit_codes`: none if the server must survive. `respawn`: whether it
-    needs an engine that is respawned, or one that is not. `replaces`: the processes that may be
-    others after it; any one else that is was a victim of an innocent blow."""
+    needs an engine that is respawned, or one that is not. `replaces`: how the names begin of the
+    processes that may be others after it."""
 
     strike: Callable[[Scene, Blow], Struck]
     errors: frozenset[str] = _NONE
@@ -75,8 +79,9 @@ class Kind:
     exit_codes: frozenset[int] = frozenset()
     respawn: bool | None = None
     scripted: bool = False
-    replaces: Literal["nobody", "acceptors", "engine", "all"] = "nobody"
+    replaces: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
+    over_within_s: float = 40.0
     leaves_directory: bool = False
     tracebacks: bool = False
 
@@ -84,7 +89,8 @@ class Kind:
 class Scene:
     """A running server under load, with hands on its processes."""
 
-    def __init__(self, server: Server, load: Load, *, frontends: int) -> None:
+    def __init__(self, server: Server, load: Load, *, engine: Engine, frontends: int) -> None:
+        self.engine = engine
         self.server = server
         self.load = load
         self.frontends = frontends
@@ -174,18 +180,20 @@ def _engine_replaced(scene: Scene, victim: psutil.Process) -> Callable[[], bool]
     return lambda: scene.replaced({"engine": pid})
 
 
-def _strike_engine_read_by_nobody(scene: Scene, blow: Blow, *, stop: bool) -> Struck:
-    """Clients that do not read, or an acceptor that stands still, hold up no end."""
+def _strike_engine_held_up(scene: Scene, blow: Blow, *, stop: bool) -> Struck:
+    """Clients that stop in the middle of a request, or an acceptor that stands still, hold up no
+    end."""
     rng = random.Random(blow.seed)
-    for _ in range(2 * scene.frontends):
-        scene.load.ask(replace(simulated(rng), leaves_after=None), reads=False)
-    time.sleep(0.3)
     held: set[int] = set()
     if stop:
         victim = scene.find(f"acceptor {blow.lane % scene.frontends}")
         victim.suspend()
         wait_until(lambda: _stands(victim))
         held = scene.held_by(victim)
+    else:
+        for _ in range(2 * scene.frontends):
+            scene.load.ask(endless(rng, engine=scene.engine, leaves_after=0), share=rng.uniform(0.1, 0.9))
+        time.sleep(0.3)
     struck = _strike_engine(scene, blow, number=signal.SIGKILL)
     struck.held = held
     return struck
@@ -269,7 +277,7 @@ def _kill_acceptor_of_paused_engine(scene: Scene, blow: Blow) -> Struck:
     wait_until(lambda: _stands(engine))
     rng = random.Random(blow.seed)
     for _ in range(4 * scene.frontends):
-        scene.load.ask(endless(rng, leaves_after=4000))
+        scene.load.ask(endless(rng, engine=scene.engine, leaves_after=4000))
     time.sleep(0.3)  # until they have been submitted
     struck = _strike_acceptors(scene, blow, number=signal.SIGKILL)
     name = f"acceptor {blow.lane % scene.frontends}"
@@ -352,7 +360,13 @@ def _engine_kinds() -> dict[str, Kind]:
         )  # fmt: skip
         kinds[f"engine {name}, respawned"] = Kind(
             strike=strike, scripted=scripted, errors=_ENGINE_GONE, respawn=True,
-            replaces="engine", tracebacks=name == "exception",
+            replaces=("engine",), tracebacks=name == "exception",
+        )  # fmt: skip
+    for name, stop in (("client stopped", False), ("acceptor stopped", True)):
+        kinds[f"engine kill, {name}"] = Kind(
+            strike=partial(_strike_engine_held_up, stop=stop), errors=_ENGINE_GONE, stales=True,
+            respawn=False, exit_codes=frozenset({70}), over_within_s=DEAD_EXIT_TIMEOUT_S,
+            flags=("--engine-dead-exit-timeout-s", str(DEAD_EXIT_TIMEOUT_S)),
         )  # fmt: skip
     return kinds
 
@@ -360,38 +374,38 @@ def _engine_kinds() -> dict[str, Kind]:
 KINDS: dict[str, Kind] = {
     **{
         f"acceptor {name}": Kind(
-            strike=partial(_strike_acceptors, number=number), replaces="acceptors"
+            strike=partial(_strike_acceptors, number=number), errors=_STARTING, replaces=("acceptor",)
         )
         for name, number in (("kill", _SIGKILL), ("segv", _SIGSEGV), ("term", _SIGTERM))
     },
-    "acceptor stop": Kind(strike=_stop_acceptor, replaces="acceptors"),
+    "acceptor stop": Kind(strike=_stop_acceptor, errors=_STARTING, replaces=("acceptor",)),
     "acceptor pause": Kind(strike=_pause_acceptor),
     "all acceptors kill": Kind(
-        strike=partial(_strike_acceptors, number=_SIGKILL, share=1.0), replaces="acceptors"
+        strike=partial(_strike_acceptors, number=_SIGKILL, share=1.0), errors=_STARTING, replaces=("acceptor",)
     ),
     **_engine_kinds(),
     "engine pause": Kind(
         strike=partial(_pause, names=["engine"], least_s=0.05, most_s=STALL_KILL_S / 3)
     ),
     "engine pause, acceptor kill": Kind(
-        strike=_kill_acceptor_of_paused_engine, replaces="acceptors"
+        strike=_kill_acceptor_of_paused_engine, errors=_STARTING, replaces=("acceptor",)
     ),
     "engine kill twice, respawned": Kind(
-        strike=_kill_engine_twice, respawn=True, errors=_ENGINE_GONE, replaces="engine"
+        strike=_kill_engine_twice, respawn=True, errors=_ENGINE_GONE, replaces=("engine",)
     ),
     "engine and acceptor kill": Kind(
-        strike=_kill_engine_and_acceptor, respawn=True, errors=_ENGINE_GONE, replaces="all"
+        strike=_kill_engine_and_acceptor, respawn=True, errors=_ENGINE_GONE, replaces=("acceptor", "engine")
     ),
     "supervisor pause": Kind(
         strike=partial(_pause, names=["supervisor"], least_s=0.05, most_s=SILENT_TIMEOUT_S + 2)
     ),
     "everybody pause": Kind(strike=_pause_tree),
-    "supervisor hup": Kind(strike=_hang_up, stales=True, replaces="acceptors"),
+    "supervisor hup": Kind(strike=_hang_up, stales=True, errors=_STARTING, replaces=("acceptor",)),
     "supervisor hup, acceptor kill": Kind(
-        strike=_hang_up_and_kill, stales=True, replaces="acceptors"
+        strike=_hang_up_and_kill, stales=True, errors=_STARTING, replaces=("acceptor",)
     ),
     "supervisor hup, acceptor stop": Kind(
-        strike=_hang_up_and_stop, stales=True, replaces="acceptors"
+        strike=_hang_up_and_stop, stales=True, errors=_STARTING, replaces=("acceptor",)
     ),
     "supervisor term": Kind(
         strike=partial(_signal_supervisor, numbers=[_SIGTERM]), stales=True,

@@ -94,13 +94,17 @@ class Load:
         results, self.results = self.results, []
         return results
 
-    def ask(self, ask: Ask) -> None:
-        """One request more, on a connection of its own."""
+    def ask(self, ask: Ask, *, share: float = 1.0) -> None:
+        """One request more, on a connection of its own. With a `share` below 1 it is never sent to
+        its end, and its client waits for the connection's."""
 
         async def once() -> None:
             self._num_busy += 1
             try:
-                _close(await self._perform(ask, None))
+                if share == 1.0:
+                    _close(await self._perform(ask, None))
+                else:
+                    await self._send_part(ask, share)
             finally:
                 self._num_busy -= 1
 
@@ -156,7 +160,6 @@ class Load:
                 ending = await _exchange(connection, ask, heard)
         except ConnectionRefusedError:
             ending = Ending.REFUSED
-            await asyncio.sleep(_RETRY_S)
         except ConnectionError:
             pass  # while it connected or sent: nothing was heard
         except TimeoutError:
@@ -172,10 +175,28 @@ class Load:
                 verdict=verdict,
             )
         )
+        if verdict.ending in (Ending.ERROR, Ending.REFUSED):
+            await asyncio.sleep(_RETRY_S)
         if heard.complete and not ending and heard.headers.get("connection") != "close":
             return connection
         _close(connection)
         return None
+
+
+    async def _send_part(self, ask: Ask, share: float) -> None:
+        began_s = time.monotonic()
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        request = ask.request()
+        writer.write(request[: round(len(request) * share)])
+        async with asyncio.timeout(PATIENCE_S):
+            with contextlib.suppress(ConnectionError):
+                await reader.read()
+        writer.transport.abort()
+        self.results.append(
+            Result(
+                began_s=began_s, ended_s=time.monotonic(), port=0, verdict=Verdict(Ending.LEFT)
+            )
+        )
 
 
 async def _exchange(connection: _Connection, ask: Ask, heard: Heard) -> Ending | None:

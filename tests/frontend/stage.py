@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from fastserve.frontend.response_store import ResponseStore
     from fastserve.generation import TokenLogprob
     from fastserve.lane.messages import ToEngine
 
@@ -161,6 +162,7 @@ class Stage:
         *,
         requests_in_flight_max: int = 1000,
         off_loop_bytes_min: int = 1 << 20,
+        response_store: ResponseStore | None = None,
     ) -> None:
         self.inbox: list[ToEngine] = []
         self.full = False
@@ -177,6 +179,7 @@ class Stage:
             meter=Meter(self.board.numbers(0)),
             requests_in_flight_max=requests_in_flight_max,
             off_loop_bytes_min=off_loop_bytes_min,
+            response_store=response_store,
         )
         self.state.model = Model(card, template_bytes_max=1 << 20)
         self.beat(ready=True)

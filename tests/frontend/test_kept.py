@@ -1,0 +1,133 @@
+"""The Responses API in the frontend: conversations that go on, and responses to come back to."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import orjson
+import pytest
+
+from fastserve.frontend.response_store import ResponseStore, new_response_id
+from tests.frontend.stage import LENGTH, STOP, USER, Stage
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from fastserve.generation import ModelCard
+
+
+@pytest.fixture
+def kept(card: ModelCard, tmp_path: Path) -> Stage:
+    """A stage whose responses are stored."""
+    return Stage(card, response_store=ResponseStore(tmp_path / "responses"))
+
+
+def answered(stage: Stage, text: bytes, **fields: Any) -> Any:
+    """The response to a request that the engine answers with `text`."""
+    asked = stage.ask("/v1/responses", **fields)
+    stage.say(text, STOP)
+    if not fields.get("stream"):
+        assert asked.status == 200, asked.sent
+        return asked.json()
+    [last] = [block for block in asked.blocks() if "response.completed" in block]
+    return object_of(last)["response"]
+
+
+def object_of(block: str) -> Any:
+    return orjson.loads(block.partition("data: ")[2])
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_response_is_come_back_to_until_it_is_deleted(kept: Stage, *, stream: bool) -> None:
+    response = answered(kept, b"yo", input="hi", stream=stream, metadata={"a": "b"})
+    assert response["store"] is True
+    path = f"/v1/responses/{response['id']}"
+    found = kept.request("GET", path)
+    assert (found.status, found.json()) == (200, response)
+    gone = kept.request("DELETE", path)
+    assert (gone.status, gone.json()["deleted"]) == (200, True)
+    for method in ("GET", "DELETE"):
+        missing = kept.request(method, path)
+        assert (missing.status, missing.json()["error"]["code"]) == (404, "not_found")
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_conversation_goes_on_from_a_response(kept: Stage, *, stream: bool) -> None:
+    first = answered(kept, b"yo", input="hi", instructions="A", stream=stream)
+    again = answered(
+        kept, b"ok", input="so", instructions="B", previous_response_id=first["id"], stream=stream
+    )
+    # The turns stay, the instructions are each response's own.
+    assert kept.submits[-1].prompt_token_ids == [
+        USER, *b"B", USER, *b"hi", USER, *b"yo", USER, *b"so",
+    ]  # fmt: skip
+    assert again["previous_response_id"] == first["id"]
+    kept.request("DELETE", f"/v1/responses/{first['id']}")
+    answered(kept, b"", input="?", previous_response_id=again["id"])
+    assert bytes(each for each in kept.submits[-1].prompt_token_ids if each != USER) == (
+        b"hiyosook?"
+    )
+
+
+@pytest.mark.parametrize("store", [True, False])
+def test_what_is_not_stored_cannot_be_continued(
+    card: ModelCard, kept: Stage, *, store: bool
+) -> None:
+    stage = kept if store else Stage(card)
+    response = answered(stage, b"yo", input="hi", **({"store": False} if store else {}))
+    assert response["store"] is False
+    assert stage.request("GET", f"/v1/responses/{response['id']}").status == 404
+    for previous in (response["id"], new_response_id(), "../lock"):
+        asked = stage.ask("/v1/responses", input="so", previous_response_id=previous)
+        error = asked.json()["error"]
+        assert (asked.status, error["code"]) == (400, "previous_response_not_found")
+        assert error["param"] == "previous_response_id"
+
+
+def test_to_store_is_refused_where_nothing_is(card: ModelCard) -> None:
+    asked = Stage(card).ask("/v1/responses", input="hi", store=True)
+    assert (asked.status, asked.json()["error"]["param"]) == (400, "store")
+
+
+def test_a_client_that_chooses_its_request_id_does_not_choose_the_response(kept: Stage) -> None:
+    ids = set()
+    for _ in range(2):
+        asked = kept.request(
+            "POST", "/v1/responses", body=b'{"input":"hi"}', headers=["X-Request-Id: mine"]
+        )
+        kept.say(b"yo", STOP)
+        ids.add(asked.json()["id"])
+    assert len(ids) == 2
+
+
+def test_a_response_that_was_cut_is_stored_as_such(kept: Stage) -> None:
+    asked = kept.ask("/v1/responses", input="hi", max_output_tokens=2)
+    kept.say(b"yo", LENGTH)
+    response = kept.request("GET", f"/v1/responses/{asked.json()['id']}").json()
+    assert response["status"] == "incomplete"
+
+
+def test_a_response_whose_client_left_is_not_stored(kept: Stage, tmp_path: Path) -> None:
+    asked = kept.ask("/v1/responses", input="hi", stream=True)
+    kept.say(b"y")
+    asked.exchange.disconnect()
+    kept.say(b"o", STOP)
+    assert list((tmp_path / "responses").iterdir()) == []
+    assert kept.aborted == [kept.submits[0].request_id]
+
+
+def test_a_stored_response_is_not_streamed_again(kept: Stage) -> None:
+    response = answered(kept, b"yo", input="hi")
+    asked = kept.request("GET", f"/v1/responses/{response['id']}?stream=true")
+    assert (asked.status, asked.json()["error"]["param"]) == (400, "stream")
+
+
+def test_a_stream_that_fails_ends_with_its_events(kept: Stage) -> None:
+    asked = kept.ask("/v1/responses", input="hi", stream=True)
+    kept.say(b"y")
+    kept.frontend.on_engine_gone("lightning")
+    *_, error, failed = asked.blocks()
+    assert error.startswith("event: error\n")
+    assert failed.startswith("event: response.failed\n")
+    numbers = [object_of(block)["sequence_number"] for block in asked.blocks()]
+    assert numbers == list(range(len(numbers)))
