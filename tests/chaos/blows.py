@@ -462,17 +462,24 @@ def plan(seed: int, kinds: Sequence[str], *, blows: int) -> list[Life]:
     rng.shuffle(all_blows)
     last = [blow for blow in all_blows if KINDS[blow.kind].exit_codes]
     survived = [blow for blow in all_blows if not KINDS[blow.kind].exit_codes]
-    if survived and all(KINDS[blow.kind].respawn is False for blow in last):
+    if survived and not any(_hosts(blow, respawn=True) for blow in last):
         last.append(_drawn(rng, "supervisor term"))
     dealt: list[list[Blow]] = [[] for _ in last]
     for count, blow in enumerate(survived):
         lives = [
             index
             for index, end in enumerate(last)
-            if KINDS[blow.kind].respawn is None or KINDS[end.kind].respawn is not False
+            if _hosts(end, respawn=KINDS[blow.kind].respawn is True)
         ]
         dealt[lives[count % len(lives)]].append(blow)
     return [Life(survives=tuple(s), last=end) for s, end in zip(dealt, last, strict=True)]
+
+
+def _hosts(last: Blow, *, respawn: bool) -> bool:
+    """Whether a life that ends so has others before: with the usual settings, and an engine that is
+    respawned if it must be."""
+    kind = KINDS[last.kind]
+    return not kind.flags and not (respawn and kind.respawn is False)
 
 
 def _drawn(rng: random.Random, kind: str) -> Blow:
