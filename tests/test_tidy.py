@@ -77,6 +77,7 @@ OWNERS: dict[str, set[str]] = {
     "msgspec": {
         "api/anthropic_requests.py",
         "api/body.py",
+        "api/openapi.py",
         "api/requests.py",
         "api/response_requests.py",
         "api/tokenizing.py",
@@ -91,6 +92,7 @@ OWNERS: dict[str, set[str]] = {
         "api/anthropic_answers.py",
         "api/body.py",
         "api/chunks.py",
+        "api/openapi.py",
         "api/response_objects.py",
         "api/responses.py",
         "api/tokenizing.py",

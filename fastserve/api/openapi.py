@@ -21,14 +21,13 @@ from msgspec import Meta
 from fastserve.api import anthropic_requests, response_requests, unsupported
 from fastserve.api.messages import MESSAGES_MAX
 from fastserve.api.requests import (
-    PROMPTS_MAX,
     STOPS_MAX,
     ChatRequest,
     CompletionRequest,
     Count,
     Stop,
 )
-from fastserve.api.tokenizing import DetokenizeRequest, TokenizeRequest
+from fastserve.api.tokenizing import DetokenizeRequest, TokenIds, TokenizeRequest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -88,7 +87,9 @@ Stops = Stop | Annotated[list[Stop], Meta(max_length=STOPS_MAX)]
 Prompts = (
     Annotated[str, Meta(min_length=1)]
     | Annotated[
-        list[Annotated[str, Meta(min_length=1)] | Count | Annotated[list[Count], Meta(min_length=1)]],
+        list[
+            Annotated[str, Meta(min_length=1)] | Count | Annotated[list[Count], Meta(min_length=1)]
+        ],
         Meta(min_length=1),
     ]
 )
@@ -124,14 +125,208 @@ class MessagesError(msgspec.Struct):
     error: MessagesErrorObject
 
 
-def _sent(name: str, *parsed: type[msgspec.Struct], only: frozenset[str] | None = None, **forms: Any) -> Any:  # noqa: ANN401 (a type form)
-    """The declaration of a body as it is sent: the fields of `parsed`, some in other `forms`."""
-    fields: list[Any] = []
-    for struct in parsed:
-        for field in msgspec.structs.fields(struct):
-            known = only is None or struct is not ChatRequest or field.encode_name in only
-            if field.name == "unknown_fields" or not known or field.encode_name in forms:
-                continue
-            fields.append((field.encode_name, field.type, _default_of(field)))
-    fields += [(field, form, ...) if isinstance(form, _Needed) else (field, form, None) for field, form in forms.items()]
-    return fields
+def _sent(
+    name: str,
+    *parsed: type[msgspec.Struct],
+    needs: Mapping[str, Any],
+    forms: Mapping[str, Any] | None = None,
+    leave_out: frozenset[str] = frozenset(),
+) -> type[msgspec.Struct]:
+    """The declaration of a body as it is sent: the fields of `parsed`, some in other `forms`.
+
+    `needs` are the fields that must be there, in their forms. To the parser, null is absence.
+    """
+    given: dict[str, Any] = dict(forms or {})
+    left_out = {"unknown_fields", *needs, *given, *leave_out}
+    fields: list[Any] = list(needs.items())
+    for field in (each for struct in parsed for each in msgspec.structs.fields(struct)):
+        if field.encode_name not in left_out:
+            fields.append((field.encode_name, field.type | None, _default_of(field)))
+    fields += [(field, form | None, None) for field, form in given.items()]
+    return msgspec.defstruct(name, fields, kw_only=True)
+
+
+def _default_of(field: msgspec.structs.FieldInfo) -> Any:  # noqa: ANN401 (a field's default has any type)
+    if field.default_factory is not msgspec.NODEFAULT:
+        return msgspec.field(default_factory=field.default_factory)
+    return None if field.default is msgspec.NODEFAULT else field.default
+
+
+def _names(struct: type[msgspec.Struct]) -> frozenset[str]:
+    return frozenset(field.encode_name for field in msgspec.structs.fields(struct))
+
+
+_SYSTEM = str | list[TextPart]
+_RESPONSE_ONLY = _names(ChatRequest) - response_requests.SHARED
+
+# Each body by its name, and the values that are fine of fields that are refused otherwise.
+_BODIES: dict[type[msgspec.Struct], Mapping[str, tuple[object, ...]]] = {
+    _sent("ChatRequest", ChatRequest, needs={"messages": ChatMessages}, forms={"stop": Stops}): (
+        unsupported.HARMLESS
+    ),
+    _sent(
+        "CompletionRequest", CompletionRequest, needs={"prompt": Prompts}, forms={"stop": Stops}
+    ): unsupported.HARMLESS,
+    _sent(
+        "MessagesRequest",
+        anthropic_requests.MessagesRequest,
+        needs={"messages": Turns, "max_tokens": Annotated[int, Meta(ge=1)]},
+        forms={"system": _SYSTEM},
+    ): anthropic_requests.HARMLESS,
+    _sent(
+        "CountTokensRequest",
+        anthropic_requests.CountRequest,
+        needs={"messages": Turns},
+        forms={"system": _SYSTEM},
+    ): anthropic_requests.HARMLESS,
+    _sent(
+        "ResponseRequest",
+        response_requests.ResponseFields,
+        ChatRequest,
+        needs={"input": str | Items},
+        forms={"stop": Stops},
+        leave_out=_RESPONSE_ONLY - _names(response_requests.ResponseFields),
+    ): response_requests.HARMLESS,
+    _sent("TokenizeRequest", TokenizeRequest, needs={}, forms={"messages": ChatMessages}): (
+        unsupported.HARMLESS
+    ),
+    _sent("DetokenizeRequest", DetokenizeRequest, needs={"tokens": TokenIds}): (
+        unsupported.HARMLESS
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """One method of one route. `body` names its schema; `answers` are the media types of a 200."""
+
+    method: str
+    path: str
+    summary: str
+    body: str | None = None
+    answers: tuple[str, ...] = (JSON,)
+    error: str = "Error"
+
+
+OPERATIONS = (
+    Operation(
+        method="POST",
+        path="/v1/chat/completions",
+        summary="Answer a chat",
+        body="ChatRequest",
+        answers=(JSON, EVENTS),
+    ),
+    Operation(
+        method="POST",
+        path="/v1/completions",
+        summary="Continue texts",
+        body="CompletionRequest",
+        answers=(JSON, EVENTS),
+    ),
+    Operation(
+        method="POST",
+        path="/v1/responses",
+        summary="Answer in a conversation that is stored",
+        body="ResponseRequest",
+        answers=(JSON, EVENTS),
+    ),
+    Operation(method="GET", path="/v1/responses/{response}", summary="Get a stored response"),
+    Operation(method="DELETE", path="/v1/responses/{response}", summary="Forget a response"),
+    Operation(
+        method="POST",
+        path="/v1/messages",
+        summary="Answer in a conversation",
+        body="MessagesRequest",
+        answers=(JSON, EVENTS),
+        error="MessagesError",
+    ),
+    Operation(
+        method="POST",
+        path="/v1/messages/count_tokens",
+        summary="Count the tokens of a conversation",
+        body="CountTokensRequest",
+        error="MessagesError",
+    ),
+    Operation(
+        method="POST", path="/tokenize", summary="Text or chat to tokens", body="TokenizeRequest"
+    ),
+    Operation(
+        method="POST", path="/detokenize", summary="Tokens to text", body="DetokenizeRequest"
+    ),
+    Operation(method="GET", path="/v1/models", summary="List the models"),
+    Operation(method="GET", path="/v1/models/{model}", summary="Describe a model"),
+    Operation(method="GET", path="/health", summary="Whether what runs is worth keeping"),
+    Operation(method="GET", path="/ready", summary="Whether new requests are welcome"),
+    Operation(method="GET", path="/version", summary="The version of the server"),
+    Operation(method="GET", path="/metrics", summary="What Prometheus scrapes", answers=(TEXT,)),
+    Operation(method="GET", path="/openapi.json", summary="This document"),
+)
+
+
+@functools.cache
+def document(version: str) -> bytes:
+    """The document, of a server of that version."""
+    _, schemas = msgspec.json.schema_components(
+        [*_BODIES, Error, MessagesError],
+        # A value that the parser looks at later, or never: anything.
+        schema_hook=lambda _: {"description": "Any value."},
+        ref_template=_REF,
+    )
+    for struct, harmless in _BODIES.items():
+        properties = schemas[struct.__name__]["properties"]
+        # Tools are fine where none of them may be called, which a schema had better not say.
+        for name in harmless.keys() - properties.keys() - {"tools"}:
+            properties[name] = _only(harmless[name])
+    paths: dict[str, dict[str, Any]] = {}
+    for operation in OPERATIONS:
+        paths.setdefault(operation.path, {})[operation.method.lower()] = _described(operation)
+    return orjson.dumps(
+        {
+            "openapi": "3.1.0",
+            "info": {"title": "fastserve", "version": version},
+            "paths": paths,
+            "components": {
+                "schemas": schemas,
+                "securitySchemes": {
+                    "bearer": {"type": "http", "scheme": "bearer"},
+                    "key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+                },
+            },
+            # Whether a key is needed is the server's setting.
+            "security": [{}, {"bearer": []}, {"key": []}],
+        }
+    )
+
+
+def _only(harmless: tuple[object, ...]) -> dict[str, object]:
+    """The schema of a field that must ask for nothing."""
+    return {"enum": [None, *harmless], "description": "Not supported with any other value."}
+
+
+def _described(operation: Operation) -> dict[str, Any]:
+    described: dict[str, Any] = {
+        "summary": operation.summary,
+        "responses": {
+            "200": {
+                "description": "The answer",
+                "content": {media: {"schema": _answer(media)} for media in operation.answers},
+            },
+            "default": {"description": "Why not", "content": _schema_of(operation.error)},
+        },
+    }
+    if operation.body is not None:
+        described["requestBody"] = {"required": True, "content": _schema_of(operation.body)}
+    if "{" in operation.path:
+        name = operation.path.partition("{")[2].removesuffix("}")
+        described["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        ]
+    return described
+
+
+def _answer(media: str) -> dict[str, str]:
+    return {"type": "object" if media == JSON else "string"}
+
+
+def _schema_of(name: str) -> dict[str, Any]:
+    return {JSON: {"schema": {"$ref": _REF.format(name=name)}}}

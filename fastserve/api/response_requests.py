@@ -11,10 +11,10 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from fastserve.api import unsupported
 from fastserve.api.body import convert, load_object, missing, wrong_type
 from fastserve.api.messages import MESSAGES_MAX, read_content
 from fastserve.api.requests import ChatRequest, parse_chat_fields
-from fastserve.api.unsupported import ACCEPTED, HARMLESS, sort_out
 from fastserve.errors import InvalidRequest
 from fastserve.generation import LOGPROBS_MAX
 
@@ -32,7 +32,7 @@ SHARED = frozenset(
 )  # fmt: skip
 
 # Field -> the values that ask for nothing (OpenAI API reference, "Create a model response").
-_HARMLESS: dict[str, tuple[object, ...]] = HARMLESS | {
+HARMLESS: dict[str, tuple[object, ...]] = unsupported.HARMLESS | {
     "background": (False,),
     "context_management": ([],),
     "conversation": (),
@@ -54,7 +54,7 @@ _HARMLESS: dict[str, tuple[object, ...]] = HARMLESS | {
     ),
     "truncation": ("disabled",),
 }
-_HARMLESS.pop("store")
+HARMLESS.pop("store")
 
 _KINDS = frozenset({"input_text", "output_text", "text"})
 _ROLES = ("user", "assistant", "system", "developer")
@@ -73,9 +73,14 @@ _LOGPROBS = "message.output_text.logprobs"
 
 
 class Reasoning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How hard to think: only templates know what to do about it, each in its own way."""
+    """How hard to think: only templates know what to do about it, each in its own way.
+
+    There is no summary of thoughts.
+    """
 
     effort: str | None = None
+    summary: None = None
+    generate_summary: None = None
 
 
 class ResponseFields(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,11 +138,9 @@ class ResponseRequest(msgspec.Struct, frozen=True, kw_only=True):
 def parse_response(body: bytes) -> ResponseRequest:
     """Read a request of POST /v1/responses. Raises InvalidRequest."""
     fields = load_object(body)
-    unknown = sort_out(fields, ours=_OURS, accepted=ACCEPTED, harmless=_HARMLESS)
+    unknown = unsupported.sort_out(fields, ours=_OURS, harmless=HARMLESS)
     if "input" not in fields:
         raise missing("input")
-    if isinstance(fields.get("reasoning"), dict):
-        fields["reasoning"] = {k: v for k, v in fields["reasoning"].items() if v is not None}
     own = convert({name: fields[name] for name in _OWN & fields.keys()}, ResponseFields)
     if own.top_logprobs and _LOGPROBS not in own.include:
         raise InvalidRequest(
@@ -166,8 +169,7 @@ def _read_input(value: str | list[Any]) -> list[dict[str, object]]:
 def _read_item(item: object, *, param: str) -> dict[str, object]:
     if not isinstance(item, dict):
         raise wrong_type(param, want="an object", got=item)
-    kind = item.get("type", "message")
-    if kind != "message":
+    if item.get("type") not in (None, "message"):
         raise InvalidRequest(
             f"'{param}.type': only items of type 'message' are supported.",
             param=f"{param}.type",

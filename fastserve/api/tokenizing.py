@@ -35,6 +35,9 @@ _OF_CHATS = (
 )
 
 
+TokenIds = Annotated[list[Count], Meta(max_length=DETOKENIZED_MAX)]
+
+
 class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """POST /tokenize: one of `prompt`, `content` and `messages`.
 
@@ -60,7 +63,7 @@ class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
 class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """POST /detokenize. Control tokens are shown unless they are to be skipped."""
 
-    tokens: Annotated[list[Count], Meta(max_length=DETOKENIZED_MAX)]
+    tokens: TokenIds
     model: str | None = None
     skip_special_tokens: bool = False
 

@@ -111,7 +111,7 @@ def sort_out(
     unknown = []
     for name in fields.keys() - ours:
         if name in harmless:
-            if fields[name] not in harmless[name]:
+            if not any(_same(fields[name], value) for value in harmless[name]):
                 raise _refusal(name, some=bool(harmless[name]))
         elif name == "tools":
             _check_tools(fields)
@@ -120,6 +120,11 @@ def sort_out(
         elif name not in accepted:
             unknown.append(name)
     return tuple(unknown)
+
+
+def _same(value: object, other: object) -> bool:
+    """Whether two JSON values are the same; to Python alone, false is 0."""
+    return value == other and isinstance(value, bool) == isinstance(other, bool)
 
 
 def _check_tools(fields: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING
 
 from fastserve import __version__
-from fastserve.api import responses
+from fastserve.api import openapi, responses
 from fastserve.errors import FastserveError
 from fastserve.frontend.prepare import check_model
 from fastserve.frontend.routes import Route, parameter
@@ -52,6 +52,7 @@ class About:
             "/v1/models": self._models,
             _MODEL: self._one_model,
             "/metrics": self._metrics,
+            "/openapi.json": self._openapi,
         }
         self.routes = [
             Route(path=path, handlers={"GET": handler}) for path, handler in handlers.items()
@@ -78,6 +79,13 @@ class About:
 
     def _version(self, exchange: Exchange) -> None:
         self._respond(exchange, Response(200, body=responses.version(__version__)))
+
+    def _openapi(self, exchange: Exchange) -> None:
+        # The first time it is made, which takes 10 ms.
+        self._in_thread(
+            lambda: openapi.document(__version__),
+            lambda body: self._respond(exchange, Response(200, body=body)),
+        )
 
     def _models(self, exchange: Exchange) -> None:
         try:

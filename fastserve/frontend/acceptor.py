@@ -23,6 +23,7 @@ from fastserve.frontend.exchanges import Frontend
 from fastserve.frontend.liveness import Liveness
 from fastserve.frontend.metered import Metered
 from fastserve.frontend.model import Model
+from fastserve.frontend.response_store import FOLDER, ResponseStore
 from fastserve.frontend.state import ServingState
 from fastserve.http1.connection import Connection
 from fastserve.http1.connections import Connections
@@ -44,6 +45,9 @@ if TYPE_CHECKING:
     from fastserve.metrics.board import Slot
 
 log = get_logger("acceptor")
+
+# A successor that is not ready by then accepts all the same: a refusal is better than no answer.
+_SUCCESSOR_ACCEPTS_S = 3.0
 
 # Of one turn of the event loop. What they write to one connection leaves in one system call.
 _MESSAGES_MAX = 16
@@ -81,6 +85,7 @@ class Acceptor:
         self._drain_timeout_s: float | None = None
         self._ready = False
         self._failure: StartError | None = None
+        self._beginning: asyncio.Task[None] | None = None
         slot = arguments.board.slot(arguments.lane)
         self._connections = _Counted(slot, arguments.http)
         self._lane = self._attach(arguments.engine_incarnation)
@@ -95,6 +100,9 @@ class Acceptor:
             meter=self._meter,
             requests_in_flight_max=arguments.limits.requests_in_flight_max,
             off_loop_bytes_min=arguments.http.off_loop_bytes_min,
+            response_store=ResponseStore(
+                Path(arguments.run_directory) / FOLDER, lane=arguments.lane
+            ),
         )
         self._app = Metered(_guarded(self._frontend, arguments.access), self._meter)
         self._limits = _limits_of(arguments.http)
@@ -112,7 +120,11 @@ class Acceptor:
         """Serve until told to drain, or to stop, or the supervisor is gone. Raises StartError."""
         self._loop.add_signal_handler(signal.SIGTERM, self._stop.set)
         self._loop.add_reader(self._control.fileno(), self._on_control)
-        await self._accepting.start()
+        if self._arguments.incarnation == 0:
+            await self._accepting.start()
+        else:
+            # The others serve already; whoever came to us would hear that the model is loading.
+            self._loop.call_later(_SUCCESSOR_ACCEPTS_S, self._begin_to_accept)
         self._ping_later()
         self._look_at_ourselves(self._loop.time())
         await self._stop.wait()
@@ -210,7 +222,12 @@ class Acceptor:
             return
         self._ready = True
         keep_memory()
+        self._begin_to_accept()
         self._control.send(Ready(""))
+
+    def _begin_to_accept(self) -> None:
+        if not self._accepting.active and not self._stop.is_set():
+            self._beginning = self._loop.create_task(self._accepting.start())
 
     # ---- the supervisor
 

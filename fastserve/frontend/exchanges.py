@@ -396,6 +396,11 @@ class Frontend:
         self._answers.discard(answer)
 
     @property
+    def routes(self) -> tuple[Route, ...]:
+        """Every route that is served."""
+        return self._routes.all
+
+    @property
     def num_in_flight(self) -> int:
         return len(self._answers)
 

@@ -68,17 +68,21 @@ def check_model(name: str | None, model: Model) -> None:
         )
 
 
-def prepare_chat(body: bytes, model: Model) -> Prepared:
-    """Validate, template and tokenize a chat request. Raises RequestError."""
-    request = parse_chat(body)
+def _chat_prompt(request: ChatRequest, model: Model) -> Prompt:
     check_vocabulary(request, vocab_size=model.card.vocab_size)
     token_ids = model.chat_prompt(request)
     if not token_ids:
         raise InvalidRequest("the chat template made an empty prompt", param="messages")
+    return Prompt(token_ids=token_ids)
+
+
+def prepare_chat(body: bytes, model: Model) -> Prepared:
+    """Validate, template and tokenize a chat request. Raises RequestError."""
+    request = parse_chat(body)
     return Prepared(
         request=request,
         dialect=ChatDialect(request),
-        prompts=[Prompt(token_ids=token_ids)],
+        prompts=[_chat_prompt(request, model)],
         max_seq_len=model.card.max_seq_len,
     )
 
@@ -90,12 +94,12 @@ def prepare_messages(body: bytes, model: Model) -> Prepared:
     clients of this API ask for what their usual model could say.
     """
     asked = parse_messages(body)
-    token_ids = model.chat_prompt(asked.as_chat())
-    room = max(model.card.max_seq_len - len(token_ids), 1)
+    prompt = _chat_prompt(asked.as_chat(), model)
+    room = max(model.card.max_seq_len - len(prompt.token_ids), 1)
     return Prepared(
         request=asked.as_chat(max_tokens=min(asked.max_tokens, room)),
         dialect=MessagesDialect(max_tokens=asked.max_tokens),
-        prompts=[Prompt(token_ids=token_ids)],
+        prompts=[prompt],
         max_seq_len=model.card.max_seq_len,
     )
 
@@ -109,8 +113,8 @@ def prepare_response(body: bytes, model: Model, *, store: ResponseStore | None) 
     if asked.fields.store and store is None:
         raise InvalidRequest("This server stores no responses.", param="store")
     request = asked.as_chat(_earlier(asked.fields.previous_response_id, store))
-    check_vocabulary(request, vocab_size=model.card.vocab_size)
-    response_id = new_response_id()
+    prompt = _chat_prompt(request, model)
+    response_id = new_response_id() if store is None else store.new_id()
     dialect = ResponseDialect(
         asked,
         request,
@@ -121,7 +125,7 @@ def prepare_response(body: bytes, model: Model, *, store: ResponseStore | None) 
     return Prepared(
         request=request,
         dialect=dialect,
-        prompts=[Prompt(token_ids=model.chat_prompt(request))],
+        prompts=[prompt],
         max_seq_len=model.card.max_seq_len,
     )
 

@@ -47,6 +47,7 @@ class Routes:
     """Every route of a server."""
 
     def __init__(self, *routes: Route) -> None:
+        self.all = routes
         self._by_path = {route.path: route for route in routes}
         self._by_prefix = {
             route.path.partition("{")[0]: route for route in routes if "{" in route.path

@@ -61,7 +61,10 @@ class LaneClient:
         return cast("int", self._outputs.getsockopt(zmq.FD))
 
     def send(self, message: ToEngine) -> None:
-        """Queue `message` for the engine. Raises Overloaded when the queue is full."""
+        """Queue `message` for the engine. Raises Overloaded when the queue is full, or closed."""
+        if self._ingress.closed:
+            # The loop of an acceptor that ends goes on for a moment, and clients still ask.
+            raise Overloaded("this acceptor is ending; others may take the request")
         try:
             self._ingress.send(self._codec.encode(message), zmq.NOBLOCK)
         except zmq.Again:
@@ -72,6 +75,8 @@ class LaneClient:
 
         Whoever got `messages_max` must come again: the descriptor will not say that more wait.
         """
+        if self._outputs.closed:
+            return
         for _ in range(messages_max):
             # Asking first costs a tenth of the exception.
             if not cast("int", self._outputs.getsockopt(zmq.EVENTS)) & zmq.POLLIN:

@@ -18,6 +18,8 @@ from fastserve.errors import ConfigError
 
 _PREFIX = "fastserve-run-"
 _LOCK = "lock"
+# Where the acceptors store responses that clients may come back to.
+_RESPONSES = "responses"
 # A directory without a lock may just be in the making.
 _MAKING_S = 60.0
 # sockaddr_un.sun_path has 108 bytes with its NUL, and this follows the directory at most.
@@ -89,6 +91,10 @@ def _remove_if_forgotten(path: Path) -> None:
 
 def _remove(path: Path) -> None:
     """Remove what we put there, and nothing else: whatever more there is keeps the directory."""
+    with contextlib.suppress(OSError):
+        for entry in (path / _RESPONSES).glob("resp_*"):
+            entry.unlink(missing_ok=True)
+        (path / _RESPONSES).rmdir()
     with contextlib.suppress(OSError):
         for entry in path.iterdir():
             if entry.is_socket() or entry.name == _LOCK:

@@ -70,8 +70,8 @@ class Deadlines:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """Why the server ends, how long its requests may still take, and after how long an acceptor that
-    is not gone is killed."""
+    """Why the server ends, how long its requests may still take, and when an acceptor that is not
+    gone is killed."""
 
     exit_code: int
     reason: str

@@ -6,6 +6,8 @@ from typing import Any
 
 import orjson
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
@@ -171,3 +173,17 @@ def test_what_is_not_kept_is_said_to_be_so(options: Any) -> None:
     told = Told(**options)
     assert told.whole("Hi", FinishReason.STOP)["store"] is False
     assert told.records == {}
+
+
+@given(st.lists(st.text(min_size=1), max_size=5))
+@settings(max_examples=50)
+def test_a_text_is_the_same_however_it_is_sliced(pieces: list[str]) -> None:
+    told = Told()
+    chunks = told.chunks()
+    events = events_of(
+        chunks.first()
+        + b"".join(map(chunks.text, pieces))
+        + chunks.finish(FinishReason.STOP, completion_tokens=2)
+    )
+    assert [event["delta"] for event in events if "delta" in event] == pieces
+    assert events[-1]["response"] == told.whole("".join(pieces), FinishReason.STOP)

@@ -19,7 +19,6 @@ from tests.e2e.scripted import tokenizer
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable
 
 # Every error that a server in distress may answer with, and its status. A client's own mistakes and
 # bare 500s (`server_error`) are not among them: whoever hears one has found a fault.
@@ -202,7 +201,8 @@ def _judge_stream(ask: Ask, heard: Heard) -> Verdict:
     objects = [orjson.loads(event) for event in (events[:-1] if done else events)]
     error = _error_type(objects[-1]) if objects and "error" in objects[-1] else ""
     deltas = objects[:-1] if error else objects
-    text, finish_reasons = "", []
+    text = ""
+    finish_reasons: list[str] = []
     for delta in deltas:
         if "error" in delta:
             return _false("more than one error, or something after it")
@@ -225,8 +225,8 @@ def _judge_stream(ask: Ask, heard: Heard) -> Verdict:
 
 def _error_type(answer: dict[str, Any]) -> str:
     error = answer.get("error", {})
-    known: Callable[[object], bool] = {"message", "type", "param", "code"}.__eq__
-    return str(error["type"]) if known(set(error)) else f"malformed {answer}"
+    whole = set(error) == {"message", "type", "param", "code"}
+    return str(error["type"]) if whole else f"malformed {answer}"
 
 
 def _false(what: str) -> Verdict:

@@ -6,6 +6,7 @@ is some blows that it must survive and a last one that ends it, in a certain way
 
 from __future__ import annotations
 
+import contextlib
 import random
 import signal
 import time
@@ -30,6 +31,7 @@ Engine = Literal["sim", "embedded"]
 SILENT_TIMEOUT_S = 3.0
 STALL_KILL_S = 6.0
 DRAIN_TIMEOUT_S = 10.0
+START_TIMEOUT_S = 30.0
 # Longer than the default, so that what a slow machine adds does not hide what it is for.
 DEAD_EXIT_TIMEOUT_S = 10.0
 _SHORT_DRAIN = ("--drain-timeout-s", "1")
@@ -140,12 +142,11 @@ def _strike_acceptors(scene: Scene, blow: Blow, *, number: int, share: float = 0
     for victim in victims.values():
         victim.suspend()
     for victim in victims.values():
-        wait_until(lambda victim=victim: _stands(victim))
-        struck.held |= scene.held_by(victim)
+        struck.held |= scene.held_by(_standing(victim))
     struck.at_s = time.monotonic()
     for victim in victims.values():
         victim.send_signal(number)
-    if number == signal.SIGTERM:
+    if number not in (signal.SIGKILL, signal.SIGSTOP):  # any other waits for it to wake up
         for victim in victims.values():
             victim.resume()
         # It may still accept between waking up and reading its signal.
@@ -160,9 +161,20 @@ def _stop_acceptor(scene: Scene, blow: Blow) -> Struck:
     return _strike_acceptors(scene, blow, number=signal.SIGSTOP)
 
 
-def _stands(process: psutil.Process) -> bool:
-    # Each thread stops by itself; the states of all of them are that of the group's leader at last.
-    return process.status() == psutil.STATUS_STOPPED
+def _standing(process: psutil.Process) -> psutil.Process:
+    """Wait until it has stopped: a signal takes its time. Raises psutil.NoSuchProcess."""
+    wait_until(lambda: process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE))
+    return process
+
+
+def _stop_successor(scene: Scene, blow: Blow) -> Struck:
+    """The successor of a killed acceptor stands still before it has begun to accept."""
+    struck = _strike_acceptors(scene, blow, number=signal.SIGKILL)
+    name = f"acceptor {blow.lane % scene.frontends}"
+    successor = wait_until(lambda: scene.processes().get(name))
+    successor.suspend()
+    struck.recovered = lambda: scene.replaced({name: successor.pid})
+    return struck
 
 
 # ---- the engine
@@ -188,11 +200,12 @@ def _strike_engine_held_up(scene: Scene, blow: Blow, *, stop: bool) -> Struck:
     if stop:
         victim = scene.find(f"acceptor {blow.lane % scene.frontends}")
         victim.suspend()
-        wait_until(lambda: _stands(victim))
-        held = scene.held_by(victim)
+        held = scene.held_by(_standing(victim))
     else:
         for _ in range(2 * scene.frontends):
-            scene.load.ask(endless(rng, engine=scene.engine, leaves_after=0), share=rng.uniform(0.1, 0.9))
+            scene.load.ask(
+                endless(rng, engine=scene.engine, leaves_after=0), share=rng.uniform(0.1, 0.9)
+            )
         time.sleep(0.3)
     struck = _strike_engine(scene, blow, number=signal.SIGKILL)
     struck.held = held
@@ -265,16 +278,14 @@ def _pause_acceptor(scene: Scene, blow: Blow) -> Struck:
 def _pause_tree(scene: Scene, blow: Blow) -> Struck:
     """As a container's pause does: longer than anybody may be silent."""
     most_s = max(SILENT_TIMEOUT_S, STALL_KILL_S) + 1.0
-    return _pause(
-        scene, blow, names=list(scene.processes()), least_s=most_s - 0.5, most_s=most_s
-    )
+    return _pause(scene, blow, names=list(scene.processes()), least_s=most_s - 0.5, most_s=most_s)
 
 
 def _kill_acceptor_of_paused_engine(scene: Scene, blow: Blow) -> Struck:
     """What the dead acceptor had asked for reaches the engine together with its successor."""
     engine = scene.find("engine")
     engine.suspend()
-    wait_until(lambda: _stands(engine))
+    _standing(engine)
     rng = random.Random(blow.seed)
     for _ in range(4 * scene.frontends):
         scene.load.ask(endless(rng, engine=scene.engine, leaves_after=4000))
@@ -315,8 +326,8 @@ def _hang_up_and_stop(scene: Scene, blow: Blow) -> Struck:
     time.sleep(blow.hold / 10)
     if victim.is_running():
         victim.suspend()
-        wait_until(lambda: _stands(victim) or not victim.is_running())
-        struck.held = scene.held_by(victim) if victim.is_running() else set()
+        with contextlib.suppress(psutil.NoSuchProcess):  # it had drained by then
+            struck.held = scene.held_by(_standing(victim))
     return struck
 
 
@@ -334,8 +345,7 @@ def _terminate_with(scene: Scene, blow: Blow, *, stopped: str) -> Struck:
     name = stopped if stopped == "engine" else f"acceptor {blow.lane % scene.frontends}"
     victim = scene.find(name)
     victim.suspend()
-    wait_until(lambda: _stands(victim))
-    held = set() if name == "engine" else scene.held_by(victim)
+    held = set() if name == "engine" else scene.held_by(_standing(victim))
     struck = _signal_supervisor(scene, blow, numbers=[_SIGTERM])
     struck.held = held
     return struck
@@ -374,14 +384,20 @@ def _engine_kinds() -> dict[str, Kind]:
 KINDS: dict[str, Kind] = {
     **{
         f"acceptor {name}": Kind(
-            strike=partial(_strike_acceptors, number=number), errors=_STARTING, replaces=("acceptor",)
+            strike=partial(_strike_acceptors, number=number), errors=_STARTING,
+            replaces=("acceptor",),
         )
         for name, number in (("kill", _SIGKILL), ("segv", _SIGSEGV), ("term", _SIGTERM))
     },
     "acceptor stop": Kind(strike=_stop_acceptor, errors=_STARTING, replaces=("acceptor",)),
+    "acceptor kill, successor stop": Kind(
+        strike=_stop_successor, errors=_STARTING, replaces=("acceptor",),
+        over_within_s=START_TIMEOUT_S + 30.0,
+    ),
     "acceptor pause": Kind(strike=_pause_acceptor),
     "all acceptors kill": Kind(
-        strike=partial(_strike_acceptors, number=_SIGKILL, share=1.0), errors=_STARTING, replaces=("acceptor",)
+        strike=partial(_strike_acceptors, number=_SIGKILL, share=1.0), errors=_STARTING,
+        replaces=("acceptor",),
     ),
     **_engine_kinds(),
     "engine pause": Kind(
@@ -394,7 +410,8 @@ KINDS: dict[str, Kind] = {
         strike=_kill_engine_twice, respawn=True, errors=_ENGINE_GONE, replaces=("engine",)
     ),
     "engine and acceptor kill": Kind(
-        strike=_kill_engine_and_acceptor, respawn=True, errors=_ENGINE_GONE, replaces=("acceptor", "engine")
+        strike=_kill_engine_and_acceptor, respawn=True, errors=_ENGINE_GONE,
+        replaces=("acceptor", "engine"),
     ),
     "supervisor pause": Kind(
         strike=partial(_pause, names=["supervisor"], least_s=0.05, most_s=SILENT_TIMEOUT_S + 2)

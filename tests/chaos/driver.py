@@ -1,10 +1,10 @@
 """Drives a plan: starts servers, loads them, deals the blows, and checks what must hold after each.
 
-    every request has one ending, and none that the blow does not excuse
-    the engine's count of requests, and the acceptors', come back to zero
-    nobody was replaced but the victims
-    a server that was to end did, with the right code, and left nothing
-    all of it within bounds
+every request has one ending, and none that the blow does not excuse
+the engine's count of requests, and the acceptors', come back to zero
+nobody was replaced but the victims
+a server that was to end did, with the right code, and left nothing
+all of it within bounds
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import socket
 import subprocess
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.request import urlopen
 
@@ -27,6 +26,7 @@ from tests.chaos.blows import (
     KINDS,
     SILENT_TIMEOUT_S,
     STALL_KILL_S,
+    START_TIMEOUT_S,
     Scene,
     plan,
 )
@@ -34,7 +34,8 @@ from tests.chaos.load import Load
 from tests.e2e.harness import DEADLINE_S, Server, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
 
     from tests.chaos.blows import Blow, Engine, Kind, Life, Struck
     from tests.chaos.load import Result
@@ -52,6 +53,7 @@ FLAGS = (
     "--engine-stall-kill-s", str(STALL_KILL_S),
     "--engine-respawn-window-s", "10",
     "--drain-timeout-s", str(DRAIN_TIMEOUT_S),
+    "--start-timeout-s", str(START_TIMEOUT_S),
     )  # fmt: skip
 _ENGINE_FLAGS: dict[Engine, tuple[str, ...]] = {
     "sim": ("--engine", "sim", "--sim-step-ms", "4", "--engine-max-seq-len", "8192"),
@@ -190,7 +192,7 @@ class _Living:
 
     # ---- a server that lives on
 
-    def _see_it_settle(self, kind: Kind, scene: Scene, before: dict[str, object]) -> None:
+    def _see_it_settle(self, kind: Kind, scene: Scene, before: Mapping[str, object]) -> None:
         wait_until(lambda: self._num_in_flight() == (0, 0), deadline_s=_SETTLED_WITHIN_S)
         status, body = self._server.get("/health")
         assert (status, body["status"]) == (200, "ready"), body
@@ -258,7 +260,7 @@ def _never_accepted(kind: Kind, struck: Struck, result: Result) -> bool:
     return bool(kind.exit_codes) and result.began_s > struck.at_s - _QUEUED_S
 
 
-def _check_tree(processes: dict[str, object], *, frontends: int) -> None:
+def _check_tree(processes: Mapping[str, object], *, frontends: int) -> None:
     names = {"supervisor", "engine", *(f"acceptor {lane}" for lane in range(frontends))}
     assert set(processes) == names, f"processes: {sorted(processes)}"
 

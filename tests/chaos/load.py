@@ -182,7 +182,6 @@ class Load:
         _close(connection)
         return None
 
-
     async def _send_part(self, ask: Ask, share: float) -> None:
         began_s = time.monotonic()
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
@@ -193,9 +192,7 @@ class Load:
                 await reader.read()
         writer.transport.abort()
         self.results.append(
-            Result(
-                began_s=began_s, ended_s=time.monotonic(), port=0, verdict=Verdict(Ending.LEFT)
-            )
+            Result(began_s=began_s, ended_s=time.monotonic(), port=0, verdict=Verdict(Ending.LEFT))
         )
 
 

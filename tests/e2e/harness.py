@@ -131,7 +131,7 @@ class Server:
                 return error.code, orjson.loads(error.read())
 
     def num_in_engine(self) -> int:
-        """How many requests the engine has, running or waiting, as it said in its last heartbeat."""
+        """How many requests the engine has, running or waiting, by its last heartbeat."""
         _, body = self.get("/health")
         return int(body["num_running"] + body["num_waiting"])
 

@@ -173,6 +173,16 @@ def test_a_dead_acceptor_is_replaced_and_others_do_not_notice(server: Server) ->
     assert "respawning" in server.log
 
 
+def test_a_successor_takes_no_request_before_it_can_serve_it(server: Server) -> None:
+    victim = server.find("acceptor 1")
+    victim.kill()
+    # The others have all of it until then; nobody hears that the model is loading.
+    while server.remember_processes().get("fastserve: acceptor 1", victim).pid == victim.pid:
+        assert server.get("/ready")[0] == 200
+    for _ in range(100):
+        assert server.get("/ready")[0] == 200
+
+
 def test_a_stopped_acceptor_is_noticed_and_replaced() -> None:
     with Server(*SIM, "--frontends", "2", "--respawn-silent-timeout-s", "1") as server:
         victim = server.find("acceptor 0")

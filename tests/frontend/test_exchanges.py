@@ -8,6 +8,7 @@ import pytest
 
 from fastserve.generation import SamplingParams
 from fastserve.lane.messages import Submit
+from fastserve.metrics.catalog import ENDPOINTS
 from tests.frontend.stage import LENGTH, MAX_SEQ_LEN, STOP, USER, Stage
 
 if TYPE_CHECKING:
@@ -331,3 +332,21 @@ def test_a_prompt_that_leaves_no_room_is_refused(stage: Stage) -> None:
     asked = stage.ask("/v1/messages", messages=messages, max_tokens=1)
     assert asked.status == 400
     assert "maximum context length" in asked.json()["error"]["message"]
+
+
+# ---- the document
+
+
+def test_the_document_has_every_route_and_no_other(stage: Stage) -> None:
+    asked = stage.request("GET", "/openapi.json")
+    stage.run_call()
+    told = {
+        (method.upper(), path) for path, item in asked.json()["paths"].items() for method in item
+    }
+    assert told == {
+        (method, route.path) for route in stage.frontend.routes for method in route.handlers
+    }
+
+
+def test_every_route_is_counted_by_its_name(stage: Stage) -> None:
+    assert {route.path for route in stage.frontend.routes} == set(ENDPOINTS) - {"other"}

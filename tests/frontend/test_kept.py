@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @pytest.fixture
 def kept(card: ModelCard, tmp_path: Path) -> Stage:
     """A stage whose responses are stored."""
-    return Stage(card, response_store=ResponseStore(tmp_path / "responses"))
+    return Stage(card, response_store=ResponseStore(tmp_path / "responses", lane=3))
 
 
 def answered(stage: Stage, text: bytes, **fields: Any) -> Any:
@@ -131,3 +131,17 @@ def test_a_stream_that_fails_ends_with_its_events(kept: Stage) -> None:
     assert failed.startswith("event: response.failed\n")
     numbers = [object_of(block)["sequence_number"] for block in asked.blocks()]
     assert numbers == list(range(len(numbers)))
+
+
+def test_a_slow_reader_gets_what_was_held_as_one_delta_and_no_gap(kept: Stage) -> None:
+    asked = kept.ask("/v1/responses", input="hi", stream=True)
+    kept.say(b"a")
+    asked.pause()
+    kept.say(b"b")
+    kept.say(b"c")
+    asked.resume()
+    kept.say(b"d", STOP)
+    events = [object_of(block) for block in asked.blocks()]
+    assert [event["delta"] for event in events if "delta" in event] == ["a", "bc", "d"]
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert events[-1]["response"]["output"][0]["content"][0]["text"] == "abcd"

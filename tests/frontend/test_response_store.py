@@ -24,19 +24,28 @@ def clock() -> Clock:
     return Clock()
 
 
-def store_in(folder: Path, clock: Clock, **limits: int) -> ResponseStore:
-    return ResponseStore(folder / "responses", limits=StoreLimits(**limits), now=clock)
+def store_in(folder: Path, clock: Clock, *, lane: int = 0, **limits: int) -> ResponseStore:
+    return ResponseStore(folder / "responses", lane=lane, limits=StoreLimits(**limits), now=clock)
+
+
+def put(store: ResponseStore, record: bytes) -> str:
+    response_id = store.new_id()
+    assert store.put(response_id, record)
+    return response_id
+
+
+def names_in(folder: Path) -> set[str]:
+    return {path.name for path in (folder / "responses").iterdir()}
 
 
 def test_what_one_acceptor_stores_another_finds_and_deletes(tmp_path: Path, clock: Clock) -> None:
-    one, other = store_in(tmp_path, clock), store_in(tmp_path, clock)
-    response_id = new_response_id()
-    assert one.get(response_id) is None
-    assert one.put(response_id, b"record")
-    assert other.get(response_id) == b"record"
-    assert other.delete(response_id)
-    assert one.get(response_id) is None
-    assert not one.delete(response_id)
+    one, other = store_in(tmp_path, clock, lane=0), store_in(tmp_path, clock, lane=63)
+    for mine, theirs in ((one, other), (other, one)):
+        response_id = put(mine, b"record")
+        assert theirs.get(response_id) == b"record"
+        assert theirs.delete(response_id)
+        assert mine.get(response_id) is None
+        assert not mine.delete(response_id)
 
 
 def test_no_two_ids_are_the_same() -> None:
@@ -58,21 +67,22 @@ def test_what_is_no_id_touches_no_file(tmp_path: Path, clock: Clock, response_id
 
 def test_too_large_a_record_is_not_kept(tmp_path: Path, clock: Clock) -> None:
     store = store_in(tmp_path, clock, record_bytes_max=3)
-    kept, refused = new_response_id(), new_response_id()
-    assert store.put(kept, b"abc")
+    put(store, b"abc")
+    refused = store.new_id()
     assert not store.put(refused, b"abcd")
     assert store.get(refused) is None
 
 
 def test_an_old_record_is_gone(tmp_path: Path, clock: Clock) -> None:
     store = store_in(tmp_path, clock, age_max_s=100)
-    response_id = new_response_id()
-    store.put(response_id, b"record")
+    response_id = put(store, b"record")
     clock.now_s += 100
     assert store.get(response_id) == b"record"
     clock.now_s += 1
     assert store.get(response_id) is None
-    assert list((tmp_path / "responses").iterdir()) == []
+    assert not store.delete(response_id)
+    another = put(store, b"another")
+    assert names_in(tmp_path) == {another}
 
 
 @pytest.mark.parametrize(
@@ -83,29 +93,30 @@ def test_an_old_record_is_gone(tmp_path: Path, clock: Clock) -> None:
         pytest.param({"age_max_s": 5}, 6, id="too old"),
     ],
 )
-def test_the_oldest_go_first(
-    tmp_path: Path, clock: Clock, limits: dict[str, int], num_left: int
+@pytest.mark.parametrize("respawned", [False, True], ids=["at once", "after a respawn"])
+def test_the_oldest_of_a_share_go_first(
+    tmp_path: Path, clock: Clock, limits: dict[str, int], num_left: int, *, respawned: bool
 ) -> None:
-    store = store_in(tmp_path, clock, **limits)
-    ids = [new_response_id() for _ in range(32)]
-    for response_id in ids:
+    theirs = put(store_in(tmp_path, clock, lane=2), b"x" * 10)
+    store = store_in(tmp_path, clock, lane=1, **({} if respawned else limits))
+    ids = []
+    for _ in range(32):
         clock.now_s += 1
-        store.put(response_id, b"x" * 10)
-    # The last of them has had an eye on the others.
-    left = {path.name for path in (tmp_path / "responses").iterdir()}
-    assert left == set(ids[-num_left:])
+        ids.append(put(store, b"x" * 10))
+    if respawned:
+        store_in(tmp_path, clock, lane=1, **limits)
+    assert names_in(tmp_path) == {theirs, *ids[-num_left:]}
 
 
-def test_the_limits_hold_over_all_acceptors(tmp_path: Path, clock: Clock) -> None:
-    stores = [store_in(tmp_path, clock, records_max=50) for _ in range(4)]
-    for _ in range(100):
-        clock.now_s += 1
-        for store in stores:
-            store.put(new_response_id(), b"x")
-        assert len(list((tmp_path / "responses").iterdir())) <= 50 + 4 * 32
+def test_what_was_deleted_leaves_room_in_the_end(tmp_path: Path, clock: Clock) -> None:
+    store = store_in(tmp_path, clock, records_max=2)
+    first = put(store, b"x")
+    store.delete(first)
+    rest = [put(store, b"x") for _ in range(3)]
+    assert names_in(tmp_path) == set(rest[-2:])
 
 
 def test_a_folder_that_takes_nothing_costs_no_answer(tmp_path: Path, clock: Clock) -> None:
     store = store_in(tmp_path, clock)
     (tmp_path / "responses").rmdir()
-    assert not store.put(new_response_id(), b"record")
+    assert not store.put(store.new_id(), b"record")

@@ -162,3 +162,10 @@ def test_a_lane_that_is_not_attached_takes_nothing(server: LaneServer) -> None:
     server.send(5, Heartbeat(ready=True, num_running=0, num_waiting=0, steps=0))
     assert server.flush() == []
     assert server.incarnation(5) == -1
+
+
+def test_a_closed_end_takes_and_gives_nothing(client: LaneClient) -> None:
+    client.close()
+    with pytest.raises(Overloaded, match="ending"):
+        client.send(Abort([RequestId(1)]))
+    assert list(client.receive(messages_max=1)) == []

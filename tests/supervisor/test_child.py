@@ -93,6 +93,19 @@ def test_incarnations_count_and_exits_are_remembered(tmp_path: Path) -> None:
     assert child.state is ChildState.EXITED
 
 
+def test_a_child_that_exited_may_be_signalled_until_it_is_reaped(tmp_path: Path) -> None:
+    """Starting another makes multiprocessing collect it; its pidfd then has nobody to signal."""
+    child, another = (
+        Child(spec(tmp_path / name), log_level="info", log_format="text") for name in ("a", "b")
+    )
+    child.spawn()
+    assert select.select([child.pidfd], [], [], DEADLINE_S)[0]
+    run(another)
+    child.terminate()
+    child.kill()
+    assert child.reap(now_s=0.0) == 0
+
+
 def test_an_entry_point_that_is_not_there_is_a_failed_child(tmp_path: Path) -> None:
     child = Child(
         spec(tmp_path / "told", target="fastserve.nothing:main"),

@@ -1,0 +1,125 @@
+"""Bodies for every route that takes one: such as are fine, and such as never are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_USER = {"role": "user", "content": "Hi"}
+_PARTS = {"role": "user", "content": [{"type": "text", "text": "Hi"}]}
+_IMAGE = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}
+
+_SAMPLING: dict[str, Any] = {
+    "temperature": 0.5, "top_p": 1, "top_k": -1, "min_p": 0.1, "seed": -1, "stop": "x",
+    "presence_penalty": -2, "repetition_penalty": 1.5, "logit_bias": {"9": -100},
+    "ignore_eos": True, "stop_token_ids": [1, 2],
+}  # fmt: skip
+
+FINE: dict[str, list[dict[str, Any]]] = {
+    "/v1/chat/completions": [
+        {"messages": [_USER]},
+        {"messages": [_PARTS, {"role": "assistant", "content": None}, _USER], "max_tokens": 2},
+        {"messages": [_USER], "max_completion_tokens": 2, "max_tokens": None, **_SAMPLING},
+        {"messages": [_USER], "max_tokens": 2, "logprobs": True, "top_logprobs": 2, "n": 2},
+        {"messages": [_USER], "max_tokens": 2, "tools": [], "response_format": {"type": "text"}},
+        {"messages": [_USER], "max_tokens": 2, "tools": [{}], "tool_choice": "none", "new": 1},
+    ],
+    "/v1/completions": [
+        {"prompt": "Hi"},
+        {"prompt": ["Hi", "Ho"], "stop": ["a", "b"], **(_SAMPLING | {"stop": []})},
+        {"prompt": [1, 2, 3], "logprobs": 2, "n": 2, "best_of": 2},
+        {"prompt": [[1], [2, 3]], "echo": True, "max_tokens": 0},
+    ],
+    "/v1/responses": [
+        {"input": "Hi", "max_output_tokens": 2},
+        {"input": [{"role": "user", "content": "Hi"}], "max_output_tokens": 2, **_SAMPLING},
+        {
+            "input": [
+                {"type": "message", "role": "assistant",
+                 "content": [{"type": "output_text", "text": "Hi"}]},
+                {"role": "user", "content": [{"type": "input_text", "text": "Hi"}]},
+            ],
+            "instructions": "Be brief.", "max_output_tokens": 2, "metadata": {"a": "b"},
+            "reasoning": {"effort": "low", "summary": None}, "truncation": "disabled",
+            "text": {"format": {"type": "text"}}, "store": False,
+        },
+    ],
+    "/v1/messages": [
+        {"messages": [_USER], "max_tokens": 2},
+        {
+            "messages": [_PARTS, {"role": "assistant", "content": "Hi"}, _USER], "max_tokens": 2,
+            "system": [{"type": "text", "text": "Be brief."}], "stop_sequences": ["x"],
+            "temperature": 0, "top_k": 1, "thinking": {"type": "disabled"}, "metadata": {},
+        },
+        {"messages": [_USER], "max_tokens": 2, "tools": [{}], "tool_choice": {"type": "none"}},
+    ],
+    "/v1/messages/count_tokens": [
+        {"messages": [_USER]},
+        {"messages": [_USER, _PARTS], "system": "Be brief.", "tools": []},
+    ],
+    "/tokenize": [
+        {"prompt": "Hi", "add_special_tokens": False, "return_token_strs": True},
+        {"content": "Hi", "with_pieces": True, "parse_special": False, "add_special": True},
+        {"messages": [_USER], "add_generation_prompt": False},
+    ],
+    "/detokenize": [{"tokens": []}, {"tokens": [1, 2, 3], "skip_special_tokens": None}],
+}  # fmt: skip
+
+WRONG: dict[str, list[dict[str, Any]]] = {
+    "/v1/chat/completions": [
+        {},
+        {"messages": []},
+        {"messages": "Hi"},
+        {"messages": [{"role": "nobody", "content": "Hi"}]},
+        {"messages": [_IMAGE]},
+        {"messages": [_USER], "temperature": 3},
+        {"messages": [_USER], "n": 0},
+        {"messages": [_USER], "n": 1.5},
+        {"messages": [_USER], "stop": ""},
+        {"messages": [_USER], "stop": ["x"] * 17},
+        {"messages": [_USER], "logit_bias": {"9": 101}},
+        {"messages": [_USER], "response_format": {"type": "json_object"}},
+        {"messages": [_USER], "audio": {}},
+    ],
+    "/v1/completions": [
+        {},
+        {"prompt": ""},
+        {"prompt": []},
+        {"prompt": [""]},
+        {"prompt": [-1]},
+        {"prompt": {"a": 1}},
+        {"prompt": "Hi", "logprobs": 21},
+        {"prompt": "Hi", "echo": "yes"},
+        {"prompt": "Hi", "suffix": "x"},
+    ],
+    "/v1/responses": [
+        {},
+        {"input": []},
+        {"input": 1},
+        {"input": [{"type": "function_call_output", "output": "x"}]},
+        {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+        {"input": "Hi", "max_output_tokens": 0},
+        {"input": "Hi", "include": ["all"]},
+        {"input": "Hi", "metadata": {"a": 1}},
+        {"input": "Hi", "metadata": {"a" * 65: ""}},
+        {"input": "Hi", "reasoning": {"summary": "auto"}},
+        {"input": "Hi", "background": True},
+        {"input": "Hi", "max_tokens": 1},
+        {"input": "Hi", "n": 2},
+    ],
+    "/v1/messages": [
+        {},
+        {"messages": [_USER]},
+        {"messages": [], "max_tokens": 1},
+        {"messages": [{"role": "system", "content": "Hi"}], "max_tokens": 1},
+        {"messages": [{"role": "user"}], "max_tokens": 1},
+        {"messages": [_IMAGE], "max_tokens": 1},
+        {"messages": [_USER], "max_tokens": 0},
+        {"messages": [_USER], "max_tokens": 1, "temperature": 1.5},
+        {"messages": [_USER], "max_tokens": 1, "stop_sequences": "x"},
+        {"messages": [_USER], "max_tokens": 1, "system": 1},
+        {"messages": [_USER], "max_tokens": 1, "thinking": {"type": "enabled"}},
+    ],
+    "/v1/messages/count_tokens": [{}, {"messages": [_USER], "container": "x"}],
+    "/tokenize": [{"prompt": 1}, {"messages": []}, {"content": "Hi", "with_pieces": 1}],
+    "/detokenize": [{}, {"tokens": [-1]}, {"tokens": "Hi"}, {"tokens": [1.5]}],
+}

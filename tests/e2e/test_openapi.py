@@ -1,0 +1,63 @@
+"""The document that a server gives of itself, held against that server."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.api.bodies import FINE, WRONG
+from tests.api.json_schema import fits
+from tests.e2e.wire import Wire
+
+if TYPE_CHECKING:
+    from tests.e2e.harness import Server
+
+
+@pytest.fixture(scope="module")
+def document(sim: Server) -> Any:
+    status, body = sim.get("/openapi.json")
+    assert status == 200
+    return body
+
+
+@pytest.mark.parametrize("path", FINE)
+def test_bodies_that_fit_are_answered(sim: Server, document: Any, path: str) -> None:
+    operation = document["paths"][path]["post"]
+    [media] = operation["requestBody"]["content"].values()
+    for body in FINE[path]:
+        # Without a limit of its own an answer fills the context, which is not what we wait for.
+        short = {"sim": {"token_ids": [100]}} if "sim" in _properties(document, media) else {}
+        assert fits(body | short, media["schema"], document=document)
+        with Wire(sim.port) as wire:
+            answer = wire.post(path, **body, **short).read_json()
+            assert wire.status == 200, answer
+            assert wire.headers["content-type"] in operation["responses"]["200"]["content"]
+
+
+@pytest.mark.parametrize("path", WRONG)
+def test_bodies_that_do_not_fit_are_refused_as_it_says(
+    sim: Server, document: Any, path: str
+) -> None:
+    operation = document["paths"][path]["post"]
+    [media] = operation["requestBody"]["content"].values()
+    [error] = operation["responses"]["default"]["content"].values()
+    for body in WRONG[path]:
+        assert not fits(body, media["schema"], document=document)
+        with Wire(sim.port) as wire:
+            answer = wire.post(path, **body).read_json()
+            assert wire.status == 400, answer
+            assert fits(answer, error["schema"], document=document)
+
+
+def test_every_route_that_is_read_answers(sim: Server, document: Any) -> None:
+    for path, item in document["paths"].items():
+        if "get" not in item or path == "/metrics":
+            continue
+        status, _ = sim.get(path.replace("{model}", "x").replace("{response}", "x"))
+        assert status == (404 if "{" in path else 200), path
+
+
+def _properties(document: Any, media: Any) -> Any:
+    name = media["schema"]["$ref"].rpartition("/")[2]
+    return document["components"]["schemas"][name]["properties"]
