@@ -142,8 +142,9 @@ class _Chunks:
         usage = Usage(prompt_tokens=self._prompt_tokens, completion_tokens=completion_tokens)
         return b',"usage":' + _dumps(usage.as_json())
 
-    def _logprobs(self, tokens: Sequence[TokenText]) -> dict[str, object]:
-        raise NotImplementedError
+    if TYPE_CHECKING:  # each dialect has its own
+
+        def _logprobs(self, tokens: Sequence[TokenText]) -> dict[str, object]: ...
 
 
 class ChatChunks(_Chunks):

@@ -31,6 +31,8 @@ HONEST = {
 }
 # Far more than any wait for a settled server lasts, at the pace of either engine.
 ENDLESS_TOKENS: dict[str, int] = {"sim": 8000, "embedded": 2000}
+# The detail of a cut that came after the beginning of an answer.
+CUT_SHORT = "in the middle of its answer"
 _WORD = re.compile(rb" [a-z]{2,9}")
 # Enough for the parsing of a request to leave the event loop.
 _LARGE_BODY_BYTES = 100_000
@@ -169,7 +171,7 @@ def judge(ask: Ask, heard: Heard) -> Verdict:
 
 def _judge_status(heard: Heard) -> Verdict:
     if not heard.complete:
-        return Verdict(Ending.CUT)
+        return Verdict(Ending.CUT, CUT_SHORT)
     if heard.headers.get("content-type") != "application/json":
         return _false(f"{heard.status} that is no JSON: {heard.body[:200]!r}")
     kind = _error_type(orjson.loads(heard.body))
@@ -182,7 +184,7 @@ def _judge_status(heard: Heard) -> Verdict:
 
 def _judge_whole(ask: Ask, heard: Heard) -> Verdict:
     if not heard.complete:
-        return Verdict(Ending.CUT)
+        return Verdict(Ending.CUT, CUT_SHORT)
     answer = orjson.loads(heard.body)
     [choice] = answer["choices"]
     text = choice["message"]["content"] if "message" in choice else choice["text"]
@@ -214,7 +216,7 @@ def _judge_stream(ask: Ask, heard: Heard) -> Verdict:
     if not ask.text.startswith(text):
         return _false(f"said {text!r} in place of {ask.text!r}")
     if not heard.complete:
-        return Verdict(Ending.CUT)
+        return Verdict(Ending.CUT, CUT_SHORT)
     if error:
         honest = error in HONEST and not done and not finish_reasons
         return Verdict(Ending.ERROR, error) if honest else _false(f"ended by an event of {error}")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shutil
 import socket
 import subprocess
 import time
@@ -20,7 +21,7 @@ from urllib.request import urlopen
 
 import psutil
 
-from tests.chaos.asking import Ending, embedded, simulated
+from tests.chaos.asking import CUT_SHORT, Ending, embedded, simulated
 from tests.chaos.blows import (
     DRAIN_TIMEOUT_S,
     KINDS,
@@ -42,6 +43,9 @@ if TYPE_CHECKING:
 
 _SETTLED_WITHIN_S = 20.0
 _AFTER_RECOVERY_S = 0.2
+# What a request is counted as, besides the endings.
+RESET_IN_QUEUE = "reset in the queue"
+LOST = "lost"
 # A connection that waits to be accepted may have begun so long before.
 _QUEUED_S = 0.25
 
@@ -83,7 +87,7 @@ class Outcome:
     blow: Blow
     answered_s: float = 0.0
     over_s: float = 0.0
-    endings: dict[Ending, int] = field(default_factory=dict)
+    endings: dict[str, int] = field(default_factory=dict)
     violations: list[str] = field(default_factory=list)
 
 
@@ -221,13 +225,13 @@ def _judge(
 ) -> None:
     """Count the endings, and name those that the blow does not excuse."""
     for result in results:
-        ending = result.ending
+        ending = _counted_as(kind, struck, result)
         outcome.endings[ending] = outcome.endings.get(ending, 0) + 1
-        if not _excused(kind, struck, result):
+        if ending == LOST:
             after_s = result.began_s - struck.at_s
             took_s = result.ended_s - result.began_s
             outcome.violations.append(
-                f"a request ended {ending} {result.verdict.detail}"
+                f"a request ended {result.ending} {result.verdict.detail}"
                 f" (began {after_s:+.3f} s from the blow, took {took_s:.3f} s)"
             )
     in_flight = [r for r in results if r.began_s <= struck.at_s <= r.ended_s]
@@ -239,25 +243,32 @@ def _judge(
         outcome.violations.append("nobody was answered after it")
 
 
-def _excused(kind: Kind, struck: Struck, result: Result) -> bool:
-    match result.ending:
+def _counted_as(kind: Kind, struck: Struck, result: Result) -> str:
+    """Return the ending if the blow excuses it; LOST if nothing does."""
+    ending = result.ending
+    match ending:
         case Ending.WELL | Ending.LEFT:
-            return True
-        case Ending.ERROR:
-            return result.verdict.detail in kind.errors
-        case Ending.CUT | Ending.STALE:
-            held = result.port in struck.held or result.began_s < struck.until_s
-            stale = result.ending is Ending.STALE and kind.stales
-            return held or kind.cuts or stale or _never_accepted(kind, struck, result)
-        case Ending.REFUSED:
-            return bool(kind.exit_codes) and result.ended_s > struck.at_s
+            return ending
+        case Ending.ERROR if result.verdict.detail in kind.errors:
+            return ending
+        case Ending.REFUSED if kind.exit_codes and result.ended_s > struck.at_s:
+            return ending
+        case Ending.STALE if kind.stales or kind.cuts:
+            return ending
+        case Ending.CUT | Ending.STALE if (
+            kind.cuts or result.port in struck.held or result.began_s < struck.until_s
+        ):
+            return ending
+        case Ending.CUT if _never_accepted(kind, struck, result):
+            return RESET_IN_QUEUE
         case _:
-            return False
+            return LOST
 
 
 def _never_accepted(kind: Kind, struck: Struck, result: Result) -> bool:
     """A server that ends accepts no more, and resets at its end what has connected meanwhile."""
-    return bool(kind.exit_codes) and result.began_s > struck.at_s - _QUEUED_S
+    late = result.began_s > struck.at_s - _QUEUED_S
+    return bool(kind.exit_codes) and late and result.verdict.detail != CUT_SHORT
 
 
 def _check_tree(processes: Mapping[str, object], *, frontends: int) -> None:
@@ -268,6 +279,4 @@ def _check_tree(processes: Mapping[str, object], *, frontends: int) -> None:
 def _sweep(directory: Path) -> None:
     """After a violation: the next server must not be blamed for what this one left."""
     for leftover in directory.iterdir():
-        for path in leftover.iterdir():
-            path.unlink()
-        leftover.rmdir()
+        shutil.rmtree(leftover)

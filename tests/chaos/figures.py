@@ -7,20 +7,37 @@ from typing import TYPE_CHECKING
 
 from tests.chaos.asking import Ending
 from tests.chaos.blows import KINDS
+from tests.chaos.driver import LOST, RESET_IN_QUEUE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tests.chaos.driver import Outcome
 
+_COUNTED = {
+    "well": Ending.WELL,
+    "error": Ending.ERROR,
+    "left": Ending.LEFT,
+    "cut with its process": Ending.CUT,
+    "stale": Ending.STALE,
+    RESET_IN_QUEUE: RESET_IN_QUEUE,
+    "refused": Ending.REFUSED,
+    LOST: LOST,
+}
 _HEAD = (
-    "| blow | number | answered s, median | worst | gone or whole s, median | worst "
-    "| requests | well | error | left | cut with its acceptor | refused after | lost |"
+    "| blow | number | answered s, median | worst | gone or whole s, median | worst | requests | "
+    + " | ".join(_COUNTED)
+    + " |"
 )
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
-    """Markdown, one row for each kind and one for all. Lost are those whose end nothing excuses."""
+    """Markdown, one row for each kind and one for all.
+
+    Lost are those whose end nothing excuses; stale, those on a kept connection that was closed
+    before they could be seen; reset in the queue, those of connections that a server which ends
+    did not accept any more.
+    """
     lines = [_HEAD, "|---" * _HEAD.count(" |") + "|"]
     kinds = [kind for kind in KINDS if any(o.blow.kind == kind for o in outcomes)]
     for kind in kinds:
@@ -31,15 +48,11 @@ def table(outcomes: Sequence[Outcome]) -> str:
 def _row(name: str, outcomes: Sequence[Outcome]) -> str:
     answered = [outcome.answered_s for outcome in outcomes]
     over = [outcome.over_s for outcome in outcomes]
-    count = {
-        ending: sum(outcome.endings.get(ending, 0) for outcome in outcomes) for ending in Ending
-    }
-    lost = sum(v.startswith("a request ended") for o in outcomes for v in o.violations)
+    counts = [sum(o.endings.get(ending, 0) for o in outcomes) for ending in _COUNTED.values()]
     cells = [
         name, len(outcomes),
         f"{statistics.median(answered):.2f}", f"{max(answered):.2f}",
         f"{statistics.median(over):.2f}", f"{max(over):.2f}",
-        sum(count.values()), count[Ending.WELL], count[Ending.ERROR], count[Ending.LEFT],
-        count[Ending.CUT] + count[Ending.STALE], count[Ending.REFUSED], lost,
+        sum(counts), *counts,
     ]  # fmt: skip
     return "| " + " | ".join(str(cell) for cell in cells) + " |"

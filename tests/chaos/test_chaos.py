@@ -45,10 +45,12 @@ def deal(directory: Path, *, engine: Engine, frontends: int, kinds: list[str], b
     assert len(outcomes) >= blows * len(kinds)
 
 
+@pytest.mark.timeout(300)
 def test_a_few_blows(tmp_path: Path) -> None:
     deal(tmp_path, engine="sim", frontends=4, kinds=QUICK, blows=1)
 
 
+@pytest.mark.timeout(300)
 def test_a_few_blows_with_a_real_model(tmp_path: Path) -> None:
     deal(tmp_path, engine="embedded", frontends=1, kinds=QUICK_EMBEDDED, blows=1)
 
