@@ -34,6 +34,7 @@ from fastserve.supervisor.display import Display
 from fastserve.supervisor.listener import Listeners
 from fastserve.supervisor.policy import RespawnPolicy
 from fastserve.supervisor.run_directory import RunDirectory
+from fastserve.supervisor.signals import Signals
 from fastserve.supervisor.supervisor import Deadlines, Supervisor
 
 if TYPE_CHECKING:
@@ -67,6 +68,8 @@ def launch(config: Config) -> int:
     credentials = _credential_files(config)
     _raise_descriptor_limit()
     with contextlib.ExitStack() as stack:
+        # First: whoever tells us to stop while the rest is made, or removed, finds nothing left.
+        signals = stack.enter_context(Signals())
         listeners = Listeners.bind(
             address=(config.server.host, config.server.port) if config.server.tcp else None,
             uds=config.server.uds,
@@ -92,7 +95,7 @@ def launch(config: Config) -> int:
             key=secrets.token_bytes(32),
             board=Board.make(config.server.frontends),
         )
-        return _supervisor(shared, display).run()
+        return _supervisor(shared, display).run(signals)
 
 
 def _credential_files(config: Config) -> CredentialFiles:

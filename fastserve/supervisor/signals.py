@@ -13,13 +13,17 @@ _WATCHED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
 
 
 class Signals:
-    """While entered, the watched signals do nothing but become readable here."""
+    """While entered, the watched signals do nothing but become readable here.
+
+    Afterwards those that ask for an end are ignored: it has come, and its exit code is known.
+    """
 
     def __enter__(self) -> Self:
         self._reader, self._writer = socket.socketpair()
         self._reader.setblocking(False)
         self._writer.setblocking(False)
-        self._before = {number: signal.signal(number, _ignore) for number in _WATCHED}
+        for number in _WATCHED:
+            signal.signal(number, _ignore)
         self._wakeup_before = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         return self
 
@@ -30,8 +34,8 @@ class Signals:
         traceback: TracebackType | None,
     ) -> None:
         signal.set_wakeup_fd(self._wakeup_before)
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        for number in _WATCHED:
+            signal.signal(number, signal.SIG_DFL if number == signal.SIGCHLD else signal.SIG_IGN)
         self._reader.close()
         self._writer.close()
 

@@ -28,13 +28,13 @@ from fastserve.control import (
 from fastserve.log import get_logger
 from fastserve.supervisor.child import ChildState
 from fastserve.supervisor.policy import RespawnPolicy, Verdict, describe_exit, on_exit
-from fastserve.supervisor.signals import Signals
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from fastserve.control import ControlMessage
     from fastserve.supervisor.child import Child
+    from fastserve.supervisor.signals import Signals
 
 log = get_logger("supervisor")
 
@@ -121,22 +121,21 @@ class Supervisor:
         self._ready = False
         self._forced_by: int | None = None
 
-    def run(self) -> int:
+    def run(self, signals: Signals) -> int:
         """Spawn everything, watch it until something ends the server, and tear it down.
 
         Returns the exit code: see README, "Exit codes".
         """
-        with Signals() as signals:
-            self._selector.register(signals, selectors.EVENT_READ, self._on_signals)
-            self._signals = signals
-            try:
-                self._spawn_all()
-                outcome = self._serve()
-                tell = log.error if outcome.exit_code else log.info
-                tell("stopping", reason=outcome.reason)
-                self._drain(outcome)
-            finally:
-                self._stop()
+        self._selector.register(signals, selectors.EVENT_READ, self._on_signals)
+        self._signals = signals
+        try:
+            self._spawn_all()
+            outcome = self._serve()
+            tell = log.error if outcome.exit_code else log.info
+            tell("stopping", reason=outcome.reason)
+            self._drain(outcome)
+        finally:
+            self._stop()
         if self._forced_by is not None:
             return 128 + self._forced_by
         assert self._outcome is not None
