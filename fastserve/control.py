@@ -51,9 +51,13 @@ class Stop(msgspec.Struct, frozen=True, tag="stop"):
 
 
 class Drain(msgspec.Struct, frozen=True, tag="drain"):
-    """Supervisor -> acceptor: finish what is in flight within `timeout_s`, take nothing new."""
+    """Supervisor -> acceptor: finish what is in flight within `timeout_s`, take nothing new.
+
+    `whole_server`: nobody else takes it either, so who comes is told so until the end.
+    """
 
     timeout_s: float
+    whole_server: bool
 
 
 class LaneClosed(msgspec.Struct, frozen=True, tag="lane_closed"):

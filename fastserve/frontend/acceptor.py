@@ -54,6 +54,9 @@ _MESSAGES_MAX = 16
 
 _LOOK_INTERVAL_S = 0.25
 
+# Once nothing is in flight any more: for requests of which a part has come.
+_HALF_SENT_S = 2.0
+
 # After the time to drain is up: for the last error events to reach their clients.
 _LAST_WORDS_S = 1.0
 
@@ -82,7 +85,7 @@ class Acceptor:
         self._arguments = arguments
         self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
-        self._drain_timeout_s: float | None = None
+        self._told_to_drain: Drain | None = None
         self._ready = False
         self._failure: StartError | None = None
         self._beginning: asyncio.Task[None] | None = None
@@ -128,9 +131,9 @@ class Acceptor:
         self._ping_later()
         self._look_at_ourselves(self._loop.time())
         await self._stop.wait()
+        if self._told_to_drain is not None:
+            await self._drain(self._told_to_drain)
         self._accepting.stop()
-        if self._drain_timeout_s is not None:
-            await self._drain(self._drain_timeout_s)
         self._connections.abort_all()
         self._lane.close()
         if self._failure is not None:
@@ -238,18 +241,28 @@ class Acceptor:
                     self._frontend.on_engine_gone(reason)
                 case EngineSpawned(incarnation):
                     self._on_engine_spawned(incarnation)
-                case Drain(timeout_s):
-                    self._drain_timeout_s = timeout_s
+                case Drain():
+                    self._told_to_drain = message
                     self._stop.set()
         if self._control.closed:
             self._loop.remove_reader(self._control.fileno())
             self._stop.set()
 
-    async def _drain(self, timeout_s: float) -> None:
-        """Let what is in flight finish within `timeout_s`; the rest hears an error."""
-        self._state.draining = True
+    async def _drain(self, drain: Drain) -> None:
+        """Let what is in flight finish in time; the rest hears an error.
+
+        When the whole server drains, probes and new requests are answered until then: 503.
+        """
+        until_s = self._loop.time() + drain.timeout_s
+        self._state.draining = drain.whole_server
         self._connections.drain()
-        if await self._connections.wait_closed(timeout_s=timeout_s):
+        if drain.whole_server:
+            await self._frontend.wait_idle(timeout_s=drain.timeout_s)
+        self._accepting.stop()
+        left_s = until_s - self._loop.time()
+        if drain.whole_server:
+            left_s = min(left_s, _HALF_SENT_S)
+        if await self._connections.wait_closed(timeout_s=left_s):
             return
         dead = self._state.liveness.dead
         self._frontend.fail_all(

@@ -13,6 +13,8 @@ A client that goes away is told of by its connection, and its requests are abort
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -27,6 +29,7 @@ from fastserve.errors import (
     NotFound,
     Overloaded,
     RequestError,
+    ShuttingDown,
     UnsupportedMediaType,
 )
 from fastserve.frontend import texts
@@ -55,7 +58,6 @@ from fastserve.metrics.catalog import PREPROCESSING_TIME, PROMPT_TOKENS, UNKNOWN
 from fastserve.text.stream import TextStream
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Callable, Iterator
 
     from fastserve.frontend.model import Model
@@ -115,6 +117,7 @@ class Frontend:
         self._answers: set[Answer] = set()
         # No more than there are requests in flight.
         self._aborts_held: list[RequestId] = []
+        self._idle = asyncio.Event()
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="prepare")
         self._routes = Routes(
             *About(state, board=board, meter=meter, in_thread=self._in_thread).routes,
@@ -158,6 +161,8 @@ class Frontend:
         if head.header(b"content-encoding") not in (None, b"identity"):
             raise UnsupportedMediaType("no content encoding is supported")
         if route.generates:
+            if self._state.draining:
+                raise ShuttingDown("the server is shutting down")
             self._check_serving()
 
     def error_body(self, status: int, message: str) -> bytes:
@@ -394,6 +399,8 @@ class Frontend:
     def closed(self, answer: Answer) -> None:
         """The answer is complete, or will never be."""
         self._answers.discard(answer)
+        if not self._answers:
+            self._idle.set()
 
     @property
     def routes(self) -> tuple[Route, ...]:
@@ -403,6 +410,15 @@ class Frontend:
     @property
     def num_in_flight(self) -> int:
         return len(self._answers)
+
+    async def wait_idle(self, *, timeout_s: float) -> None:
+        """Return when no exchange is in flight, or `timeout_s` has passed."""
+        while self._answers and timeout_s > 0:
+            self._idle.clear()
+            began_s = time.monotonic()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._idle.wait(), timeout_s)
+            timeout_s -= time.monotonic() - began_s
 
     def fail_all(self, error: FastserveError) -> None:
         """Answer every exchange in flight with `error`."""

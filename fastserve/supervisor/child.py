@@ -124,11 +124,11 @@ class Child:
         self.pid: int = self._process.pid
         self.pidfd: int = os.pidfd_open(self.pid)
 
-    def drain(self, *, timeout_s: float) -> None:
+    def drain(self, *, timeout_s: float, whole_server: bool) -> None:
         """Ask it to finish what it has within `timeout_s`, and exit."""
         if self.state in (ChildState.STARTING, ChildState.RUNNING):
             self.enter(ChildState.DRAINING)
-            self.control.send(Drain(timeout_s))
+            self.control.send(Drain(timeout_s, whole_server))
 
     def terminate(self) -> None:
         """Tell it to stop now, cleanly."""

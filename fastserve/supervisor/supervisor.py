@@ -328,7 +328,7 @@ class Supervisor:
 
     def _replace_next(self) -> None:
         if self._to_replace and all(child.state is ChildState.RUNNING for child in self._children):
-            self._to_replace[0].drain(timeout_s=self._deadlines.drain_timeout_s)
+            self._to_replace[0].drain(timeout_s=self._deadlines.drain_timeout_s, whole_server=False)
 
     def _on_exit(self, child: Child) -> None:
         if not child.control.closed:
@@ -431,7 +431,7 @@ class Supervisor:
     def _drain(self, outcome: Outcome) -> None:
         """The gentle half of the ladder: acceptors finish, then the engine closes in order."""
         for acceptor in self._acceptors:
-            acceptor.drain(timeout_s=outcome.drain_timeout_s)
+            acceptor.drain(timeout_s=outcome.drain_timeout_s, whole_server=True)
         self._poll_until(
             lambda: not any(acceptor.alive for acceptor in self._acceptors),
             timeout_s=outcome.exit_timeout_s,

@@ -21,7 +21,8 @@ from tests.e2e.harness import DEADLINE_S, Server, wait_until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-SIM = ("--engine", "sim", "--sim-step-ms", "5", "--lane-heartbeat-interval-s", "0.05")
+SIM = ("--engine", "sim", "--sim-step-ms", "5", "--lane-heartbeat-interval-s", "0.05",
+       "--served-model-name", "m")  # fmt: skip
 ENDLESS = 100_000
 # A process's title is written over its environment, unless this is set.
 READABLE = {"SPT_NOENV": "1"}
@@ -41,9 +42,8 @@ class Stream:
 
     def _read(self) -> None:
         try:
-            model = self._client.models.list().data[0].id
             answer: Any = self._client.completions.create(
-                model=model, prompt="go on", max_tokens=self._max_tokens, stream=True
+                model="m", prompt="go on", max_tokens=self._max_tokens, stream=True
             )
             for chunk in answer:
                 self.num_chunks += 1
@@ -118,6 +118,16 @@ def test_a_signal_lets_requests_finish_and_exits_0(number: int) -> None:
         assert stream.wait() == "length"
         assert stream.num_chunks >= 200
         assert server.wait_exit() == 0
+
+
+def test_who_comes_while_the_server_drains_is_told_so(server: Server) -> None:
+    [stream] = started(server, 1)
+    server.process.send_signal(signal.SIGTERM)
+    wait_until(lambda: server.get("/ready")[0] == 503)
+    assert server.get("/health") == (200, server.get("/health")[1])
+    assert error_of(Stream(server, max_tokens=5).wait()) == "shutting_down"
+    assert stream.wait() == "length"
+    assert server.wait_exit() == 0
 
 
 def test_idle_connections_do_not_hold_a_stop(server: Server) -> None:
