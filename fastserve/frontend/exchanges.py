@@ -161,9 +161,9 @@ class Frontend:
         if head.header(b"content-encoding") not in (None, b"identity"):
             raise UnsupportedMediaType("no content encoding is supported")
         if route.generates:
+            self._check_serving()
             if self._state.draining:
                 raise ShuttingDown("the server is shutting down")
-            self._check_serving()
 
     def error_body(self, status: int, message: str) -> bytes:
         """Render a refusal of http1's own."""
