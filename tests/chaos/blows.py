@@ -39,6 +39,8 @@ _SHORT_DRAIN = ("--drain-timeout-s", "1")
 _ENGINE_GONE = frozenset({"engine_dead", "engine_starting"})
 # A successor of an acceptor accepts before it has heard from the engine.
 _STARTING = frozenset({"engine_starting"})
+# Who comes while the whole server drains is told so.
+_DRAINING = frozenset({"shutting_down"})
 _NONE: frozenset[str] = frozenset()
 _SIGTERM, _SIGKILL, _SIGSEGV = signal.SIGTERM, signal.SIGKILL, signal.SIGSEGV
 
@@ -425,25 +427,26 @@ KINDS: dict[str, Kind] = {
         strike=_hang_up_and_stop, stales=True, errors=_STARTING, replaces=("acceptor",)
     ),
     "supervisor term": Kind(
-        strike=partial(_signal_supervisor, numbers=[_SIGTERM]), stales=True,
+        strike=partial(_signal_supervisor, numbers=[_SIGTERM]), stales=True, errors=_DRAINING,
         exit_codes=frozenset({0}),
     ),
     "supervisor term twice": Kind(
         strike=partial(_signal_supervisor, numbers=[_SIGTERM, _SIGTERM]), stales=True, cuts=True,
+        errors=_DRAINING,
         # 0: the first had done its work by then.
         exit_codes=frozenset({0, 143}),
     ),
     "supervisor int, term": Kind(
         strike=partial(_signal_supervisor, numbers=[signal.SIGINT, _SIGTERM]), stales=True,
-        cuts=True, exit_codes=frozenset({0, 143}),
+        cuts=True, errors=_DRAINING, exit_codes=frozenset({0, 143}),
     ),
     "supervisor term, engine stopped": Kind(
         strike=partial(_terminate_with, stopped="engine"), stales=True,
-        errors=frozenset({"shutting_down"}), exit_codes=frozenset({0}), flags=_SHORT_DRAIN,
+        errors=_DRAINING, exit_codes=frozenset({0}), flags=_SHORT_DRAIN,
     ),
     "supervisor term, acceptor stopped": Kind(
         strike=partial(_terminate_with, stopped="acceptor"), stales=True,
-        errors=frozenset({"shutting_down"}), exit_codes=frozenset({0}), flags=_SHORT_DRAIN,
+        errors=_DRAINING, exit_codes=frozenset({0}), flags=_SHORT_DRAIN,
     ),
     **{
         f"supervisor {name}": Kind(
