@@ -29,13 +29,34 @@ class FinishReason(enum.StrEnum):
     ERROR = "error"
 
 
+class GrammarKind(enum.StrEnum):
+    """In what language a grammar is written. An engine tells which of them it can follow."""
+
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    EBNF = "ebnf"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grammar:
+    """What the whole text of an answer must match.
+
+    `source`: for JSON_SCHEMA the schema as JSON text, for REGEX an expression that the text must
+    match from its first character to its last, for EBNF a grammar that starts at its rule `root`.
+    """
+
+    kind: GrammarKind
+    source: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How the next token is chosen, and when to stop. Already validated; every field is definite.
 
     `temperature` 0 is greedy. `top_k` 0, `top_p` 1, `min_p` 0 and penalties at their defaults are
     off. `logprobs` None: none; 0: the chosen token's; N: also the N most likely tokens'.
-    `min_tokens`: EOS and stop ids cannot be chosen before that many tokens.
+    `min_tokens`: EOS and stop ids cannot be chosen before that many tokens. `grammar`: what the
+    answer must match, unless `max_tokens` cuts it short.
     """
 
     max_tokens: int
@@ -52,6 +73,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +93,8 @@ class Finish:
 
     The id that ended a request is the last of its tokens, and counts as one of them. With ERROR,
     `error` says why, `invalid` whether that was the request's own doing, `param` by which field.
+    `cached_tokens`: how many of the prompt's tokens needed no computing, since an earlier request
+    had them. `queue_time_s`: how long it waited in the engine before its first step, in seconds.
     """
 
     reason: FinishReason
@@ -78,6 +102,8 @@ class Finish:
     error: str | None = None
     invalid: bool = False
     param: str | None = None
+    cached_tokens: int = 0
+    queue_time_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +112,8 @@ class ModelCard:
 
     `tokenizer_path` is a `tokenizer.json`. `eos_token_ids`: every id that ends a turn or a text.
     `max_seq_len`: prompt and answer together, in tokens. `add_bos`: whether the tokenizer puts
-    `bos_token` before a plain prompt (a chat template writes its own).
+    `bos_token` before a plain prompt (a chat template writes its own). `grammar_kinds`: which
+    grammars the engine can follow.
     """
 
     name: str
@@ -98,3 +125,4 @@ class ModelCard:
     vocab_size: int
     max_seq_len: int
     add_bos: bool = False
+    grammar_kinds: tuple[GrammarKind, ...] = ()

@@ -22,6 +22,8 @@ from fastserve.generation import (
     LOGPROB_MIN,
     Finish,
     FinishReason,
+    Grammar,
+    GrammarKind,
     ModelCard,
     SamplingParams,
     TokenLogprob,
@@ -133,7 +135,7 @@ def _message(body: list[Any]) -> Message:
         case ["attach", lane, incarnation, address]:
             return Attach(lane=lane, incarnation=incarnation, address=address)
         case ["attached", card]:
-            return Attached(ModelCard(**card | {"eos_token_ids": tuple(card["eos_token_ids"])}))
+            return Attached(_card(card))
         case ["detach", lane, incarnation]:
             return Detach(lane=lane, incarnation=incarnation)
         case ["heartbeat", fields]:
@@ -153,22 +155,33 @@ def _sampling(row: list[Any]) -> SamplingParams:
     if fields["logit_bias"]:
         fields["logit_bias"] = {int(token): bias for token, bias in fields["logit_bias"].items()}
     fields["stop_token_ids"] = tuple(fields["stop_token_ids"])
+    if grammar := fields["grammar"]:
+        fields["grammar"] = Grammar(kind=GrammarKind(grammar["kind"]), source=grammar["source"])
     return SamplingParams(**fields)
 
 
+def _card(fields: dict[str, Any]) -> ModelCard:
+    return ModelCard(
+        **fields
+        | {
+            "eos_token_ids": tuple(fields["eos_token_ids"]),
+            "grammar_kinds": tuple(map(GrammarKind, fields["grammar_kinds"])),
+        }
+    )
+
+
+_FINISH_FIELDS = tuple(field.name for field in dataclasses.fields(Finish))
+_finish_values = operator.attrgetter(*_FINISH_FIELDS)
+
+
 def _finish_row(index: int, finish: Finish) -> list[Any]:
-    return [index, finish.reason, finish.stop_token_id, finish.error, finish.invalid, finish.param]
+    return [index, *_finish_values(finish)]
 
 
 def _finish(row: list[Any]) -> Finish:
-    _, reason, stop_token_id, error, invalid, param = row
-    return Finish(
-        reason=FinishReason(reason),
-        stop_token_id=stop_token_id,
-        error=error,
-        invalid=invalid,
-        param=param,
-    )
+    fields = dict(zip(_FINISH_FIELDS, row[1:], strict=True))
+    fields["reason"] = FinishReason(fields["reason"])
+    return Finish(**fields)
 
 
 def _logprob_row(index: int, row: list[TokenLogprob]) -> list[Any]:
