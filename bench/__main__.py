@@ -1,7 +1,6 @@
-"""`python -m bench`: compare servers (`run`, the default), load one (`load`), or measure rooms.
+"""`python -m bench`: compare servers (`run`, the default), or measure rooms (`micro`).
 
 python -m bench                          fastserve and its peers, the whole table of works
-python -m bench load --url URL           any OpenAI-compatible server
 python -m bench micro                    each room by itself, against its budget
 """
 
@@ -10,10 +9,10 @@ from __future__ import annotations
 import signal
 import sys
 
-from bench import load_command, micro, run_command
-from bench.loadgen.build import LoadError
+from bench import micro, run_command
+from fastserve.load.build import LoadError
 
-_COMMANDS = {"run": run_command.main, "load": load_command.main, "micro": micro.main}
+_COMMANDS = {"run": run_command.main, "micro": micro.main}
 
 
 def main(argv: list[str]) -> int:

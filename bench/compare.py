@@ -11,19 +11,19 @@ import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from bench.cpu import Meter
-from bench.loadgen.build import LoadError
-from bench.loadgen.plan import Plan, Request, target_of
-from bench.loadgen.run import run
 from bench.servers import running
-from bench.works import chat_bodies
+from fastserve.load.build import LoadError
+from fastserve.load.chats import chat_bodies
+from fastserve.load.cpu import Meter
+from fastserve.load.plan import Plan, Request, target_of
+from fastserve.load.run import run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from bench.loadgen.run import Result
     from bench.servers import Running, Server
     from bench.works import Work
+    from fastserve.load.run import Result
 
 # The share of the server's cores that others may use before a measurement is not trusted.
 OTHERS_SHARE_MAX = 0.15

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.works import chat_bodies
 from fastserve.api.chunks import ChatChunks
 from fastserve.api.requests import parse_chat
 from fastserve.engine.fanout import Fanout
@@ -31,6 +30,7 @@ from fastserve.http1.reader import RequestReader
 from fastserve.lane.codec import KEY_BYTES, Codec
 from fastserve.lane.ids import request_ids
 from fastserve.lane.messages import Submit
+from fastserve.load.chats import chat_bodies
 from fastserve.text.chat_template import ChatTemplate
 from fastserve.text.stream import TextStream
 

@@ -11,9 +11,10 @@ from pathlib import Path
 
 from bench import plots, report
 from bench.compare import Cell, Options, compare
-from bench.loadgen.build import LoadError, build
 from bench.servers import BUNDLED, BY_CHOICE, Server, fastserve
 from bench.works import WORKS, Work
+from fastserve.load.build import LoadError, build
+from fastserve.load.cpu import parse_cores
 
 
 def main(argv: list[str]) -> int:
@@ -40,17 +41,6 @@ def main(argv: list[str]) -> int:
 def say(line: str) -> None:
     """Progress goes to stderr, with the time of day."""
     print(f"{time.strftime('%H:%M:%S')}  {line}", file=sys.stderr, flush=True)
-
-
-def parse_cores(text: str) -> frozenset[int]:
-    """Core numbers as taskset(1) writes them: 0,2-5."""
-    cores: set[int] = set()
-    for part in text.split(","):
-        match = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
-        if match is None:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a list of cores, such as 0,2-5")
-        cores.update(range(int(match[1]), int(match[2] or match[1]) + 1))
-    return frozenset(cores)
 
 
 def _write(

@@ -7,9 +7,7 @@ by choice are what is installed of other projects; `--server NAME=COMMAND` adds 
 from __future__ import annotations
 
 import contextlib
-import http.client
 import importlib.util
-import json
 import os
 import shlex
 import shutil
@@ -25,18 +23,17 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from bench.cpu import pinned
-from bench.loadgen.build import LoadError
-from bench.loadgen.plan import target_of
+from fastserve.load.ask import ask_model
+from fastserve.load.build import LoadError
+from fastserve.load.cpu import pinned
+from fastserve.load.plan import target_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
-    from bench.loadgen.plan import Target
 
 _ROOT = Path(__file__).parents[1]
 _POLL_S = 0.05
-_ASK_TIMEOUT_S = 2.0
 _TERMINATE_TIMEOUT_S = 10.0
 _LOG_TAIL_CHARS = 2000
 
@@ -172,21 +169,6 @@ def running(
             raise LoadError(f"{server.name}: {error}\n{log.read()[-_LOG_TAIL_CHARS:]}") from error
         finally:
             _end(process)
-
-
-def ask_model(target: Target) -> str | None:
-    """The first model that a server lists, or None while it lists none."""
-    connection = http.client.HTTPConnection(target.host, target.port, timeout=_ASK_TIMEOUT_S)
-    headers = {"Authorization": f"Bearer {target.api_key}"} if target.api_key else {}
-    try:
-        connection.request("GET", target.models_path, headers=headers)
-        answer = connection.getresponse()
-        body = answer.read()
-        return str(json.loads(body)["data"][0]["id"]) if answer.status == 200 else None
-    except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError):
-        return None
-    finally:
-        connection.close()
 
 
 def _wait_ready(process: subprocess.Popen[bytes], *, port: int, timeout_s: float) -> str:

@@ -1,4 +1,4 @@
-"""The command: read the settings, then do as asked.
+"""The command: serve as the settings say, or carry out one of the other commands.
 
 Light on purpose: `--help` and every refusal come before anything slow is imported, and a refusal
 before any process is started.
@@ -9,15 +9,23 @@ that cannot be. launch.py has those of a server that ran.
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 
 import fastserve
 from fastserve.config import config_toml, help_text, read_command_line, resolve
 from fastserve.errors import ConfigError, StartError
+from fastserve.settings import did_you_mean, shown
 
 EXIT_START = 1
 EXIT_CONFIG = 2
+
+# The first word may name one: module, and what it is for. Each has `main(argv) -> int`, and reads
+# its own arguments.
+COMMANDS = {
+    "bench": ("fastserve.load.command", "put load on any OpenAI-compatible server"),
+}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -31,10 +39,17 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(argv: list[str]) -> int:
+    if argv and argv[0] in COMMANDS:
+        command = importlib.import_module(COMMANDS[argv[0]][0])
+        code: int = command.main(argv[1:])
+        return code
+    if argv and not argv[0].startswith("-"):
+        hint = did_you_mean(argv[0], COMMANDS) or "; every setting is --NAME VALUE"
+        raise ConfigError(f"{shown(argv[0])}: neither a flag nor a command{hint}")
     command_line = read_command_line(argv)
     # Help and version are for those whose settings are wrong, too.
     if command_line.action == "help":
-        return _show(help_text())
+        return _show(f"{help_text()}\n{_commands_text()}")
     if command_line.action == "version":
         return _show(f"fastserve {fastserve.__version__}\n")
     config = resolve(command_line, os.environ)
@@ -43,6 +58,11 @@ def _run(argv: list[str]) -> int:
     from fastserve.launch import launch  # noqa: PLC0415 - imports what the above does without
 
     return launch(config)
+
+
+def _commands_text() -> str:
+    lines = [f"  fastserve {name:10} {purpose}" for name, (_, purpose) in COMMANDS.items()]
+    return "\n".join(["other commands (each has its own --help):", *lines, ""])
 
 
 def _show(text: str) -> int:

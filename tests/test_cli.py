@@ -183,3 +183,30 @@ def test_help_into_a_closed_pipe_is_no_failure() -> None:
     finally:
         os.close(writer)
     assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_another_command_gets_its_own_arguments_and_help_lists_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    got: list[list[str]] = []
+    module = types.ModuleType("fastserve.load.command")
+
+    def command(argv: list[str]) -> int:
+        got.append(argv)
+        return 7
+
+    module.__dict__["main"] = command
+    monkeypatch.setitem(sys.modules, "fastserve.load.command", module)
+    assert main(["bench", "--url", "x"]) == 7
+    assert got == [["--url", "x"]]
+    assert main(["--help"]) == 0
+    assert "fastserve bench" in capsys.readouterr().out
+
+
+def test_a_word_that_is_no_command_is_answered_with_the_one_meant(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["bnech"]) == 2
+    assert 'fastserve: "bnech": neither a flag nor a command; did you mean bench?' in (
+        capsys.readouterr().err
+    )

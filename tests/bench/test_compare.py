@@ -8,10 +8,12 @@ import pytest
 
 from bench import report, run_command
 from bench.compare import Cell, Options, compare, median_of, plan_of, rotated
-from bench.loadgen.build import LoadError
 from bench.servers import BUNDLED, BY_CHOICE, Running, Server, fastserve
-from bench.works import WORKS, Work, chat_bodies
-from tests.bench.answers import needs_cc
+from bench.works import WORKS, Work
+from fastserve.load.build import LoadError
+from fastserve.load.chats import chat_bodies
+from fastserve.load.cpu import parse_cores
+from tests.load.answers import needs_cc
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -187,4 +189,4 @@ def test_an_impossible_comparison_is_refused(flags: list[str], message: str) -> 
 
 
 def test_cores_are_written_as_taskset_writes_them() -> None:
-    assert run_command.parse_cores("0,2-4,7") == {0, 2, 3, 4, 7}
+    assert parse_cores("0,2-4,7") == {0, 2, 3, 4, 7}

@@ -11,14 +11,14 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from bench.cpu import pinned
-from bench.loadgen.build import LoadError, build
-from bench.loadgen.histogram import Histogram
+from fastserve.load.build import LoadError, build
+from fastserve.load.cpu import pinned
+from fastserve.load.histogram import Histogram
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
 
-    from bench.loadgen.plan import Plan
+    from fastserve.load.plan import Plan
 
 # From the start of the programs to the beginning of the load: they read their plan meanwhile.
 _LEAD_S = 0.2

@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
-from bench.loadgen.build import LoadError
-from bench.loadgen.plan import Plan, Request, Send, poisson, read_trace, target_of
+from fastserve.load.build import LoadError
+from fastserve.load.plan import Plan, Request, Send, poisson, read_trace, target_of
 
 ENDPOINT = "/v1/chat/completions"
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bench.loadgen.plan import Plan, Request, Send, target_of
-from bench.loadgen.run import Result, run
-from tests.bench.answers import Answering, AnsweringHandler, AnsweringServer
+from fastserve.load.plan import Plan, Request, Send, target_of
+from fastserve.load.run import Result, run
+from tests.load.answers import Answering, AnsweringHandler, AnsweringServer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -6,8 +6,10 @@ too coarse for a window of seconds in which a server uses a few percent of a cor
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
+import re
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -23,6 +25,17 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _BUSY_COLUMNS = (1, 2, 3, 6, 7, 8)
 # CPUCLOCK_SCHED of Linux: see clock_getcpuclockid(3), which Python does not have.
 _SCHED_CLOCK = 2
+
+
+def parse_cores(text: str) -> frozenset[int]:
+    """Core numbers as taskset(1) writes them: 0,2-5."""
+    cores: set[int] = set()
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
+        if match is None:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a list of cores, such as 0,2-5")
+        cores.update(range(int(match[1]), int(match[2] or match[1]) + 1))
+    return frozenset(cores)
 
 
 @contextlib.contextmanager

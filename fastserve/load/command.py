@@ -1,4 +1,4 @@
-"""`python -m bench load`: load on any OpenAI-compatible server, and what came of it.
+"""`fastserve bench`: load on any OpenAI-compatible server, and what came of it.
 
 By default a closed loop: each of --connections clients asks again when it has its answer. --rate is
 an open loop, in which requests come when they come, and latencies count from when they should have
@@ -11,27 +11,40 @@ import argparse
 import dataclasses
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.cpu import Meter
-from bench.loadgen.build import LoadError
-from bench.loadgen.plan import Plan, Request, poisson, read_trace, target_of
-from bench.loadgen.run import Progress, Result, run
-from bench.run_command import parse_cores
-from bench.servers import ask_model
-from bench.works import chat_bodies
+from fastserve.load.ask import ask_model
+from fastserve.load.build import LoadError
+from fastserve.load.chats import chat_bodies
+from fastserve.load.cpu import Meter, parse_cores
+from fastserve.load.plan import Plan, Request, poisson, read_trace, target_of
+from fastserve.load.run import Progress, Result, run
 
 if TYPE_CHECKING:
-    from bench.loadgen.plan import Target
+    from fastserve.load.plan import Target
 
 _QUANTILES = (0.5, 0.9, 0.99, 0.999)
 
 
 def main(argv: list[str]) -> int:
-    """Load a server and print figures. Returns 1 if any answer failed. Raises LoadError."""
+    """Carry out the command. Returns the exit code: 1 if any answer failed, 2 if it never began."""
+    # As an exception it ends the load on its way out.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     arguments = _parser().parse_args(argv)
+    try:
+        return put_load(arguments)
+    except LoadError as error:
+        print(f"fastserve bench: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def put_load(arguments: argparse.Namespace) -> int:
+    """Load a server and print figures. Returns 1 if any answer failed. Raises LoadError."""
     target = target_of(arguments.url, api_key=os.environ.get("OPENAI_API_KEY"))
     plan = _plan(arguments, target)
     cores = arguments.cores or os.sched_getaffinity(0)
@@ -166,7 +179,7 @@ def _show(progress: Progress) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m bench load",
+        prog="fastserve bench",
         description=__doc__,
         epilog="The API key, if one is needed, is read from OPENAI_API_KEY.",
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from bench.cpu import Meter, Reading, cores_busy_s, pinned, process_cpu_s, usage
+from fastserve.load.cpu import Meter, Reading, cores_busy_s, pinned, process_cpu_s, usage
 
 STAT = """\
 cpu  9 9 9 9 9 9 9 9 9 9

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from bench.loadgen.histogram import Histogram, middle_ns
+from fastserve.load.histogram import Histogram, middle_ns
 
 # Every bucket of histogram.h: 44 - 7 octaves of 128.
 BUCKETS = 37 * 128

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bench.loadgen.build import LoadError, build
-from bench.loadgen.plan import Plan, Request, Send, target_of
-from bench.loadgen.run import Progress, Result, run
-from tests.bench.answers import DONE, FINISH, Answering, needs_cc, stream, text, whole
+from fastserve.load.build import LoadError, build
+from fastserve.load.plan import Plan, Request, Send, target_of
+from fastserve.load.run import Progress, Result, run
+from tests.load.answers import DONE, FINISH, Answering, needs_cc, stream, text, whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable

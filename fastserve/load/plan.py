@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from bench.loadgen.build import LoadError
+from fastserve.load.build import LoadError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

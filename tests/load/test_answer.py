@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from bench.loadgen.build import build
-from tests.bench.answers import BEGINNING, DONE, END, FINISH, chunk, needs_cc, stream, text, whole
+from fastserve.load.build import build
+from tests.load.answers import BEGINNING, DONE, END, FINISH, chunk, needs_cc, stream, text, whole
 
 pytestmark = needs_cc
 
