@@ -173,6 +173,7 @@ class Acceptor:
             run_directory=Path(self._arguments.run_directory),
             key=self._arguments.key,
             in_flight_frames_max=self._arguments.lane_config.in_flight_frames_max,
+            defer=self._loop.call_soon,
         )
         self._loop.add_reader(lane.fd, self._on_lane)
         # The descriptor signals edges, and one may have passed.
@@ -200,6 +201,7 @@ class Acceptor:
                 self._frontend.on_outputs(message)
             case Heartbeat():
                 self._state.liveness.observe(message, now_s=time.monotonic())
+                self._lane.flush()
                 self._frontend.retry_aborts()
                 self._say_when_ready()
             case Attached(card):

@@ -2,11 +2,16 @@
 
 Nothing here blocks. The owner watches `fd` and calls `receive` when it becomes readable; ZeroMQ
 signals that descriptor on an edge, so `receive` must be run until it yields nothing more.
+
+A frame costs each side far more than the message in it (a signature, a thread of ZeroMQ's that
+wakes up, an engine that does). So what is sent in one round of the owner's loop leaves in one
+frame, after a millisecond at most.
 """
 
 from __future__ import annotations
 
 import contextlib
+import time
 from typing import TYPE_CHECKING, cast
 
 import zmq
@@ -16,8 +21,12 @@ from fastserve.lane.codec import BadFrame, Codec
 from fastserve.lane.messages import Attach, Detach, ToAcceptor, ToEngine
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
+
+# How long a message may wait for company: a request that comes in a burst of many must not wait
+# until all of them are prepared.
+_COMPANY_S = 0.001
 
 
 def ingress_address(run_directory: Path, *, engine_incarnation: int) -> str:
@@ -29,7 +38,11 @@ def ingress_address(run_directory: Path, *, engine_incarnation: int) -> str:
 
 
 class LaneClient:
-    """One incarnation's end of lane `lane`; it attaches when made and detaches when closed."""
+    """One incarnation's end of lane `lane`; it attaches when made and detaches when closed.
+
+    `defer` calls back once the owner's loop has done what it is doing; without it every message
+    leaves at once.
+    """
 
     def __init__(
         self,
@@ -40,11 +53,16 @@ class LaneClient:
         run_directory: Path,
         key: bytes,
         in_flight_frames_max: int,
+        defer: Callable[[Callable[[], None]], object] | None = None,
     ) -> None:
         self.lane = lane
         self.incarnation = incarnation
         self.bad_frames = 0
         self._codec = Codec(key)
+        self._defer = defer
+        self._messages_max = in_flight_frames_max
+        self._outgoing: list[ToEngine] = []
+        self._flush_at_s = 0.0
         self._context = zmq.Context()
         self._outputs = self._context.socket(zmq.PULL)
         self._outputs.set_hwm(in_flight_frames_max)
@@ -53,7 +71,8 @@ class LaneClient:
         self._ingress = self._context.socket(zmq.PUSH)
         self._ingress.set_hwm(in_flight_frames_max)
         self._ingress.connect(ingress_address(run_directory, engine_incarnation=engine_incarnation))
-        self.send(Attach(lane=lane, incarnation=incarnation, address=address))
+        self._outgoing.append(Attach(lane=lane, incarnation=incarnation, address=address))
+        self.flush()
 
     @property
     def fd(self) -> int:
@@ -65,10 +84,25 @@ class LaneClient:
         if self._ingress.closed:
             # The loop of an acceptor that ends goes on for a moment, and clients still ask.
             raise Overloaded("this acceptor is ending; others may take the request")
-        try:
-            self._ingress.send(self._codec.encode(message), zmq.NOBLOCK)
-        except zmq.Again:
-            raise Overloaded("the engine does not keep up with new requests") from None
+        now_s = time.monotonic()
+        if not self._outgoing:
+            if not cast("int", self._ingress.getsockopt(zmq.EVENTS)) & zmq.POLLOUT:
+                raise Overloaded("the engine does not keep up with new requests")
+            self._flush_at_s = now_s + _COMPANY_S
+            if self._defer is not None:
+                self._defer(self.flush)
+        elif len(self._outgoing) >= self._messages_max:
+            raise Overloaded("the engine does not keep up with new requests")
+        self._outgoing.append(message)
+        if self._defer is None or now_s >= self._flush_at_s:
+            self.flush()
+
+    def flush(self) -> None:
+        """Send what waits for company, or keep it where ZeroMQ does not take it after all."""
+        if self._outgoing and not self._ingress.closed:
+            with contextlib.suppress(zmq.Again):
+                self._ingress.send(self._codec.encode_all(self._outgoing), zmq.NOBLOCK)
+                self._outgoing = []
 
     def receive(self, *, messages_max: int) -> Iterator[ToAcceptor]:
         """Yield the messages that are waiting; count and drop what we did not sign.
@@ -95,8 +129,8 @@ class LaneClient:
     def close(self, *, linger_ms: int = 200) -> None:
         """Detach and close; what is queued has `linger_ms` to leave."""
         # If the queue is full the engine still hears it: from the supervisor.
-        with contextlib.suppress(Overloaded):
-            self.send(Detach(lane=self.lane, incarnation=self.incarnation))
+        self._outgoing.append(Detach(lane=self.lane, incarnation=self.incarnation))
+        self.flush()
         self._outputs.close(linger=0)
         self._ingress.close(linger=linger_ms)
         self._context.term()

@@ -1,8 +1,8 @@
 """The bytes that cross a lane.
 
-A message is one signed frame: a version byte, an orjson body, an HMAC-SHA256 tag of both. The tag
-is checked before the body is read, so nothing unsigned is ever decoded. A body is a JSON array
-whose first item names the message.
+A frame is signed: a version byte, an orjson body, an HMAC-SHA256 tag of both. The tag is checked
+before the body is read, so nothing unsigned is ever decoded. A body is a JSON array whose first
+item names the message, or says that what follows are the bodies of several.
 
 JSON has no NaN and no infinities, and orjson would write null: log-probabilities are clamped here.
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import hmac
 import operator
-from typing import Any, assert_never
+from typing import TYPE_CHECKING, Any, assert_never
 
 import orjson
 
@@ -40,8 +40,12 @@ from fastserve.lane.messages import (
     ToEngine,
 )
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 VERSION = b"\x01"
 TAG_BYTES = 32
+_BATCH = "batch"
 KEY_BYTES = 32
 
 Message = ToEngine | ToAcceptor
@@ -62,18 +66,33 @@ class Codec:
 
     def encode(self, message: Message) -> bytes:
         """Return the frame of `message`."""
-        signed = VERSION + orjson.dumps(_body(message), option=orjson.OPT_NON_STR_KEYS)
+        return self._sign(_body(message))
+
+    def encode_all(self, messages: Sequence[Message]) -> bytes:
+        """Return one frame of all `messages`, of which there is at least one."""
+        if len(messages) == 1:
+            return self.encode(messages[0])
+        return self._sign([_BATCH, *map(_body, messages)])
+
+    def _sign(self, body: list[Any]) -> bytes:
+        signed = VERSION + orjson.dumps(body, option=orjson.OPT_NON_STR_KEYS)
         return signed + hmac.digest(self._key, signed, "sha256")
 
     def decode(self, frame: bytes) -> Message:
-        """Return the message in `frame`. Raises BadFrame."""
+        """Return the message in `frame`, which has but one. Raises BadFrame."""
+        [message] = self.decode_all(frame)
+        return message
+
+    def decode_all(self, frame: bytes) -> list[Message]:
+        """Return the messages in `frame`, in the order in which they were sent. Raises BadFrame."""
         signed, tag = frame[:-TAG_BYTES], frame[-TAG_BYTES:]
         if not hmac.compare_digest(hmac.digest(self._key, signed, "sha256"), tag):
             raise BadFrame("the tag is not ours")
         if signed[:1] != VERSION:
             raise BadFrame(f"version {signed[:1]!r} is not {VERSION!r}")
         try:
-            return _message(orjson.loads(signed[1:]))
+            body = orjson.loads(signed[1:])
+            return [_message(one) for one in (body[1:] if body[0] == _BATCH else [body])]
         except (ValueError, TypeError, KeyError, IndexError) as error:
             raise BadFrame(f"a signed body that is no message: {error!r}") from error
 

@@ -79,7 +79,7 @@ class LaneServer:
         while cast("int", self._ingress.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             frame = self._ingress.recv(zmq.NOBLOCK)
             try:
-                yield cast("ToEngine", self._codec.decode(frame))
+                yield from cast("list[ToEngine]", self._codec.decode_all(frame))
             except BadFrame:
                 self.bad_frames += 1
 

@@ -82,6 +82,13 @@ MESSAGES: list[Message] = [
 ]
 
 
+def test_several_messages_cross_in_one_frame_and_in_order() -> None:
+    codec = Codec(KEY)
+    assert codec.decode_all(codec.encode_all(MESSAGES)) == MESSAGES
+    assert codec.decode_all(codec.encode_all(MESSAGES[:1])) == MESSAGES[:1]
+    assert codec.encode_all(MESSAGES[:1]) == codec.encode(MESSAGES[0])
+
+
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
 def test_a_message_comes_back_as_it_was(message: Message) -> None:
     codec = Codec(KEY)

@@ -12,11 +12,12 @@ import zmq
 from fastserve.errors import Overloaded
 from fastserve.generation import RequestId
 from fastserve.lane.client import LaneClient, ingress_address
+from fastserve.lane.codec import Codec
 from fastserve.lane.messages import Abort, Attach, Detach, Heartbeat, Outputs
 from fastserve.lane.server import LaneServer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 KEY = bytes(32)
@@ -156,6 +157,61 @@ def test_an_ingress_that_nobody_reads_overloads_and_does_not_block(client: LaneC
         client.send(Abort([]))
     with pytest.raises(Overloaded):
         client.send(Abort([]))
+
+
+def test_what_is_sent_in_one_round_of_the_loop_leaves_in_one_frame_and_in_order(
+    server: LaneServer, tmp_path: Path
+) -> None:
+    later: list[Callable[[], None]] = []
+    client = patient_client(tmp_path, later)
+    attached(server, client)
+    aborts = [Abort([RequestId(n)]) for n in range(5)]
+    for each in aborts:
+        client.send(each)
+    assert len(later) == 1
+    assert frames_waiting(server) == []
+    later.pop()()
+    [frame] = frames_waiting(server)
+    assert Codec(KEY).decode_all(frame) == aborts
+    client.send(aborts[0])
+    assert len(later) == 1, "the next round asks again"
+    client.close()
+    assert received(server, number=2) == [aborts[0], Detach(lane=4, incarnation=1)]
+
+
+def test_a_message_waits_for_company_no_longer_than_a_moment(
+    server: LaneServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    client = patient_client(tmp_path, [])
+    client.send(Abort([RequestId(1)]))
+    now_s += 0.0005
+    client.send(Abort([RequestId(2)]))
+    now_s += 0.0006
+    client.send(Abort([RequestId(3)]))  # the round takes long: this one takes all along
+    monkeypatch.undo()
+    assert [type(message) for message in received(server, number=4)] == [Attach, *[Abort] * 3]
+    client.close()
+
+
+def patient_client(run_directory: Path, later: list[Callable[[], None]]) -> LaneClient:
+    return LaneClient(
+        lane=4,
+        incarnation=1,
+        run_directory=run_directory,
+        engine_incarnation=0,
+        key=KEY,
+        in_flight_frames_max=FRAMES_MAX,
+        defer=later.append,
+    )
+
+
+def frames_waiting(server: LaneServer) -> list[bytes]:
+    frames: list[bytes] = []
+    while server._ingress.poll(200):
+        frames.append(server._ingress.recv())
+    return frames
 
 
 def test_a_lane_that_is_not_attached_takes_nothing(server: LaneServer) -> None:
