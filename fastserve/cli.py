@@ -24,7 +24,9 @@ EXIT_CONFIG = 2
 # The first word may name one: module, and what it is for. Each has `main(argv) -> int`, and reads
 # its own arguments.
 COMMANDS = {
+    "check": ("fastserve.check.command", "would a server with these settings start here?"),
     "bench": ("fastserve.load.command", "put load on any OpenAI-compatible server"),
+    "completion": ("fastserve.completion", "print what bash, zsh or fish need to complete these"),
 }
 
 

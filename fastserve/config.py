@@ -429,7 +429,7 @@ here; a line left out is at its default. `fastserve --print-config` shows what r
 
 def read_command_line(argv: Sequence[str]) -> CommandLine:
     """Read the flags. Raises ConfigError where one lacks its value; unknown ones come later."""
-    return parse_command_line(Config(), _parser(), argv)
+    return parse_command_line(Config(), command_line_parser(), argv)
 
 
 def resolve(command_line: CommandLine, environ: Mapping[str, str]) -> Config:
@@ -451,7 +451,7 @@ def load_config(argv: Sequence[str], environ: Mapping[str, str]) -> Config:
 
 
 def help_text() -> str:
-    return _parser().format_help()
+    return command_line_parser().format_help()
 
 
 def config_toml(config: Config) -> str:
@@ -459,5 +459,8 @@ def config_toml(config: Config) -> str:
     return render_toml(config, preamble=PREAMBLE)
 
 
-def _parser() -> argparse.ArgumentParser:
-    return parser_of(Config(), description=DESCRIPTION, epilog=EPILOG)
+def command_line_parser(
+    *, prog: str = "fastserve", description: str = DESCRIPTION
+) -> argparse.ArgumentParser:
+    """Every flag that a server takes."""
+    return parser_of(Config(), prog=prog, description=description, epilog=EPILOG)

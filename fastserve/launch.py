@@ -62,22 +62,15 @@ def launch(config: Config) -> int:
     setproctitle("fastserve: supervisor")
     logging.configure(process="supervisor", level=config.log.level, format=config.log.format)
     logging.log_uncaught()
-    _check_model(config.server.model)
+    check_model(config.server.model)
     for name in _SECRET_VARIABLES:
         os.environ.pop(name, None)
-    credentials = _credential_files(config)
+    credentials = credential_files(config)
     _raise_descriptor_limit()
     with contextlib.ExitStack() as stack:
         # First: whoever tells us to stop while the rest is made, or removed, finds nothing left.
         signals = stack.enter_context(Signals())
-        listeners = Listeners.bind(
-            address=(config.server.host, config.server.port) if config.server.tcp else None,
-            uds=config.server.uds,
-            uds_mode=int(config.server.uds_mode, 8),
-            mode=config.server.accept,
-            frontends=config.server.frontends,
-            backlog=config.server.backlog,
-        )
+        listeners = bind_listeners(config)
         stack.callback(listeners.close)
         run_directory = RunDirectory.make(config.server.run_directory)
         stack.callback(run_directory.close)
@@ -98,7 +91,20 @@ def launch(config: Config) -> int:
         return _supervisor(shared, display).run(signals)
 
 
-def _credential_files(config: Config) -> CredentialFiles:
+def bind_listeners(config: Config) -> Listeners:
+    """Take the port, the Unix socket, or both. Raises ConfigError."""
+    return Listeners.bind(
+        address=(config.server.host, config.server.port) if config.server.tcp else None,
+        uds=config.server.uds,
+        uds_mode=int(config.server.uds_mode, 8),
+        mode=config.server.accept,
+        frontends=config.server.frontends,
+        backlog=config.server.backlog,
+    )
+
+
+def credential_files(config: Config) -> CredentialFiles:
+    """Where keys and certificates are read from, now and at every HUP."""
     # Here, since most of what it imports is OpenSSL's.
     from fastserve.credentials import CredentialFiles  # noqa: PLC0415
 
@@ -156,13 +162,7 @@ def _supervisor(shared: _Shared, display: Display) -> Supervisor:
 
 def _engine(shared: _Shared) -> ChildSpec:
     config = shared.config
-    settings = EngineSettings(
-        server=replace(config.server, api_key=()),  # no concern of the engine's
-        engine=config.engine,
-        llamacpp=config.llamacpp,
-        trtllm=config.trtllm,
-        sim=config.sim,
-    )
+    settings = engine_settings(config)
     return ChildSpec(
         name="engine",
         title="fastserve: engine",
@@ -179,6 +179,17 @@ def _engine(shared: _Shared) -> ChildSpec:
         own_session=True,
         keep_mpi=any(name in os.environ for name in _LAUNCHERS),
         environment=_ENGINE_ENVIRONMENT,
+    )
+
+
+def engine_settings(config: Config) -> EngineSettings:
+    """What of the configuration is the engine's concern."""
+    return EngineSettings(
+        server=replace(config.server, api_key=()),
+        engine=config.engine,
+        llamacpp=config.llamacpp,
+        trtllm=config.trtllm,
+        sim=config.sim,
     )
 
 
@@ -228,7 +239,8 @@ def _access(config: Config, credentials: CredentialFiles) -> AccessArguments:
     )
 
 
-def _check_model(model: str | None) -> None:
+def check_model(model: str | None) -> None:
+    """Raise ConfigError for a path at which there is nothing."""
     if model is not None and not Path(model).exists():
         raise ConfigError(f"server.model: {model}: no such file or directory")
 

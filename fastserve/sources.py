@@ -173,11 +173,11 @@ class _Parser(argparse.ArgumentParser):
         raise ConfigError(message.removeprefix("argument "))
 
 
-def parser_of(config: DataclassInstance, *, description: str, epilog: str) -> _Parser:
+def parser_of(config: DataclassInstance, *, prog: str, description: str, epilog: str) -> _Parser:
     """The command line that the declarations of `config` amount to."""
     parser = _Parser(
-        prog="fastserve",
-        usage="fastserve [--SETTING VALUE ...]",
+        prog=prog,
+        usage=f"{prog} [--SETTING VALUE ...]",
         description=description,
         epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,

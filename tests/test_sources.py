@@ -30,7 +30,7 @@ class House:
 
 def house(argv: str, environ: dict[str, str] | None = None) -> House:
     defaults = House()
-    parser = parser_of(defaults, description="A house.", epilog="The end.")
+    parser = parser_of(defaults, prog="house", description="A house.", epilog="The end.")
     command_line = parse_command_line(defaults, parser, argv.split())
     return merge(defaults, [from_environment(defaults, environ or {}), command_line.source])
 
@@ -70,7 +70,7 @@ def test_a_switch_takes_no_other_value(argv: str, environ: dict[str, str], probl
 
 
 def test_help_shows_both_ways_and_takes_a_percent_sign() -> None:
-    text = parser_of(House(), description="A house.", epilog="The end.").format_help()
+    text = parser_of(House(), prog="house", description="A house.", epilog="The end.").format_help()
     assert "--lamp-lit, --no-lamp-lit" in text
     assert "Whether it is 100% lit. [default: false]" in " ".join(text.split())
 

@@ -47,6 +47,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engine": {"config", "control", "process", "lane", "text"} | LEAVES,
     "lane": {"generation", "errors"},
     "load": set(),
+    # What a start would do, and undo again.
+    "check": {"api", "config", "engine", "frontend", "launch", "supervisor"} | LEAVES,
+    "completion": {"cli", "config", "settings"},
     "api": {"generation", "errors"},
     "text": {"errors"},
     "http1": set(),

@@ -33,7 +33,7 @@ def main(argv: list[str]) -> int:
     """Carry out the command. Returns the exit code: 1 if any answer failed, 2 if it never began."""
     # As an exception it ends the load on its way out.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    arguments = _parser().parse_args(argv)
+    arguments = parser().parse_args(argv)
     try:
         return put_load(arguments)
     except LoadError as error:
@@ -177,7 +177,8 @@ def _show(progress: Progress) -> None:
     )
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
+    """The flags of the command."""
     parser = argparse.ArgumentParser(
         prog="fastserve bench",
         description=__doc__,
