@@ -46,3 +46,14 @@ def nothing_is_left() -> Iterator[None]:
     while (left := _left() - before) and time.monotonic() < give_up_s:
         time.sleep(0.05)
     assert not left, "tests left something behind"
+
+
+@pytest.hookimpl(trylast=True)  # after pytest's own choice by -m
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what is slow, unless the command line speaks of it."""
+    if "slow" in config.getoption("markexpr"):
+        return
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    if slow:
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if item not in slow]

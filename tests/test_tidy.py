@@ -49,6 +49,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "load": set(),
     # What a start would do, and undo again.
     "check": {"api", "config", "engine", "frontend", "launch", "supervisor"} | LEAVES,
+    "binary": {"cli", "errors"},
     "completion": {"cli", "config", "settings"},
     "api": {"generation", "errors"},
     "text": {"errors"},
@@ -90,7 +91,12 @@ OWNERS: dict[str, set[str]] = {
         "engine/adapters/trtllm.py",
         "engine/trtllm_api.py",
     },
-    "multiprocessing": {"engine/arguments.py", "metrics/board.py", "supervisor/child.py"},
+    "multiprocessing": {
+        "binary/entry.py",
+        "engine/arguments.py",
+        "metrics/board.py",
+        "supervisor/child.py",
+    },
     "numpy": {"engine/llama.py", "engine/sampler.py"},
     "orjson": {
         "api/anthropic_answers.py",

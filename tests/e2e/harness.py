@@ -40,9 +40,19 @@ def wait_until(condition: Callable[[], Any], *, deadline_s: float = DEADLINE_S) 
 
 
 class Server:
-    """`fastserve` with some flags, in a directory of its own. Use as a context."""
+    """`fastserve` with some flags, in a directory of its own. Use as a context.
 
-    def __init__(self, *flags: str, environment: dict[str, str] | None = None) -> None:
+    `program`: what is started, if not the installed package; with `bare`, `environment` is all of
+    its environment.
+    """
+
+    def __init__(
+        self,
+        *flags: str,
+        environment: dict[str, str] | None = None,
+        program: tuple[str, ...] = (sys.executable, "-m", "fastserve"),
+        bare: bool = False,
+    ) -> None:
         self._scratch = tempfile.TemporaryDirectory(prefix="fs-test-")
         self.directory = Path(self._scratch.name)
         self.run_parent = self.directory / "run"
@@ -51,15 +61,15 @@ class Server:
         self._log = (self.directory / "log").open("w+")
         self._stdout = (self.directory / "stdout").open("w+")
         self.command = [
-            sys.executable, "-m", "fastserve", "--port", "0",
-            "--port-file", str(self.port_file), "--run-directory", str(self.run_parent), *flags,
+            *program, "--port", "0", "--port-file", str(self.port_file),
+            "--run-directory", str(self.run_parent), *flags,
         ]  # fmt: skip
         self.process = subprocess.Popen(
             self.command,
             stdout=self._stdout,
             stderr=self._log,
             stdin=subprocess.DEVNULL,
-            env=os.environ | (environment or {}),
+            env=({} if bare else dict(os.environ)) | (environment or {}),
         )
         self._seen: dict[int, psutil.Process] = {}
 
