@@ -100,6 +100,9 @@ class ServerConfig(Section):
         placeholder="PATH",
     )
     metrics_open: bool = setting(False, "Whether /metrics needs no key either.")
+    page: bool = setting(
+        True, "Whether / is a page to chat with the model and to watch the server."
+    )
     root_path: str | None = setting(
         None,
         "A path in front of every route, for a proxy that does not strip it; both work then.",

@@ -235,6 +235,7 @@ def _access(config: Config, credentials: CredentialFiles) -> AccessArguments:
         cors=config.cors,
         root_path=config.server.root_path,
         metrics_open=config.server.metrics_open,
+        page=config.server.page,
         handshake_timeout_s=config.tls.handshake_timeout_s,
     )
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from fastserve import __version__
 from fastserve.api import openapi, responses
 from fastserve.errors import FastserveError
+from fastserve.frontend.page import page
 from fastserve.frontend.prepare import check_model
 from fastserve.frontend.routes import Route, parameter
 from fastserve.frontend.streams import error_response
@@ -31,7 +32,10 @@ _MODEL = "/v1/models/{model}"
 
 
 class About:
-    """The handlers of these routes. `in_thread` runs what may take milliseconds off the loop."""
+    """The handlers of these routes. `in_thread` runs what may take milliseconds off the loop.
+
+    `shows_page`: whether there is a page for people at `/`.
+    """
 
     def __init__(
         self,
@@ -40,6 +44,7 @@ class About:
         board: Board,
         meter: Meter,
         in_thread: Callable[[Callable[[], bytes], Callable[[bytes], None]], None],
+        shows_page: bool = False,
     ) -> None:
         self._state = state
         self._board = board
@@ -54,6 +59,9 @@ class About:
             "/metrics": self._metrics,
             "/openapi.json": self._openapi,
         }
+        if shows_page:
+            self._page = page()
+            handlers["/"] = lambda exchange: self._respond(exchange, self._page)
         self.routes = [
             Route(path=path, handlers={"GET": handler}) for path, handler in handlers.items()
         ]

@@ -106,6 +106,7 @@ class Acceptor:
             response_store=ResponseStore(
                 Path(arguments.run_directory) / FOLDER, lane=arguments.lane
             ),
+            shows_page=arguments.access.page,
         )
         self._app = Metered(_guarded(self._frontend, arguments.access), self._meter)
         self._limits = _limits_of(arguments.http)
@@ -279,7 +280,9 @@ def _guarded(frontend: Frontend, access: AccessArguments) -> Access:
     return Access(
         frontend,
         api_keys=access.credentials.api_keys,
-        open_paths=OPEN_PATHS | {"/metrics"} if access.metrics_open else OPEN_PATHS,
+        open_paths=OPEN_PATHS.union(
+            {"/metrics"} if access.metrics_open else (), {"/"} if access.page else ()
+        ),
         cors=CORS(**{name: getattr(access.cors, name) for name in names}),
         root_path=access.root_path,
     )

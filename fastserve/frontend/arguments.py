@@ -16,12 +16,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessArguments:
-    """Who may ask, from which page, under which path. `metrics_open`: /metrics needs no key."""
+    """Who may ask, from which page, under which path. `metrics_open`: /metrics needs no key.
+
+    `page`: whether there is one at /, which needs no key either.
+    """
 
     credentials: Credentials
     cors: CORSConfig
     root_path: str | None
     metrics_open: bool
+    page: bool
     handshake_timeout_s: float
 
 

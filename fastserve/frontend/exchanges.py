@@ -105,6 +105,7 @@ class Frontend:
         requests_in_flight_max: int,
         off_loop_bytes_min: int,
         response_store: ResponseStore | None = None,
+        shows_page: bool = False,
     ) -> None:
         self.engine = engine
         self.meter = meter
@@ -120,7 +121,13 @@ class Frontend:
         self._idle = asyncio.Event()
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="prepare")
         self._routes = Routes(
-            *About(state, board=board, meter=meter, in_thread=self._in_thread).routes,
+            *About(
+                state,
+                board=board,
+                meter=meter,
+                in_thread=self._in_thread,
+                shows_page=shows_page,
+            ).routes,
             self._generating("/v1/chat/completions", prepare_chat),
             self._generating("/v1/completions", prepare_completion),
             self._generating("/v1/responses", partial(prepare_response, store=response_store)),

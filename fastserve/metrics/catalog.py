@@ -16,7 +16,7 @@ ENDPOINTS = (
     "/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/messages/count_tokens",
     "/v1/responses", "/v1/responses/{response}",
     "/tokenize", "/detokenize", "/v1/models", "/v1/models/{model}", "/health", "/ready",
-    "/version", "/metrics", "/openapi.json", "other",
+    "/version", "/metrics", "/openapi.json", "/", "other",
 )  # fmt: skip
 CODES = (
     "200", "204", "400", "401", "404", "405", "408", "413", "414", "415", "417", "429", "431",
