@@ -25,6 +25,7 @@ EXIT_CONFIG = 2
 # its own arguments.
 COMMANDS = {
     "check": ("fastserve.check.command", "would a server with these settings start here?"),
+    "top": ("fastserve.top.command", "watch a running server"),
     "bench": ("fastserve.load.command", "put load on any OpenAI-compatible server"),
     "completion": ("fastserve.completion", "print what bash, zsh or fish need to complete these"),
 }

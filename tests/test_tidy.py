@@ -47,6 +47,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engine": {"config", "control", "process", "lane", "text"} | LEAVES,
     "lane": {"generation", "errors"},
     "load": set(),
+    "top": set(),
     # What a start would do, and undo again.
     "check": {"api", "config", "engine", "frontend", "launch", "supervisor"} | LEAVES,
     "binary": {"cli", "errors"},
@@ -108,7 +109,7 @@ OWNERS: dict[str, set[str]] = {
         "api/tokenizing.py",
         "lane/codec.py",
     },
-    "prometheus_client": {"metrics/exposition.py"},
+    "prometheus_client": {"metrics/exposition.py", "top/scrape.py"},
     "psutil": {"engine/mpi_watch.py", "load/cpu.py", "supervisor/child.py"},
     "setproctitle": {"launch.py", "process.py"},
     "ssl": {"credentials.py", "frontend/accepting.py"},
@@ -116,6 +117,7 @@ OWNERS: dict[str, set[str]] = {
     "tokenizers": {"text/tokenizer.py"},
     "torch": {"engine/trtllm_api.py"},
     "uvloop": {"frontend/accepting.py", "frontend/acceptor.py"},
+    "rich": {"top/command.py", "top/view.py"},
     "xllamacpp": set(),
     "zmq": {"lane/client.py", "lane/server.py"},
 }
