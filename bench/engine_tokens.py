@@ -27,6 +27,7 @@ from fastserve.generation import RequestId, SamplingParams
 from fastserve.lane.client import LaneClient
 from fastserve.lane.ids import request_ids
 from fastserve.lane.messages import Heartbeat, Outputs, Submit
+from fastserve.metrics.board import Board
 
 
 def _engine(control: object, arguments: EngineArguments) -> None:
@@ -43,6 +44,7 @@ def measure(*, running: int, seconds: float, lanes: int = 1) -> dict[str, float]
             run_directory=directory,
             incarnation=0,
             key=secrets.token_bytes(32),
+            board=Board.make(1),
             settings=EngineSettings(
                 server=config.server,
                 engine=config.engine,

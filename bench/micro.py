@@ -31,6 +31,12 @@ from fastserve.lane.codec import KEY_BYTES, Codec
 from fastserve.lane.ids import request_ids
 from fastserve.lane.messages import Submit
 from fastserve.load.chats import chat_bodies
+from fastserve.metrics.board import Board
+from fastserve.metrics.catalog import INTER_TOKEN_LATENCY
+from fastserve.metrics.exposition import ServerInfo, expose
+from fastserve.metrics.meter import Meter
+from fastserve.metrics.names import NAMES
+from fastserve.metrics.recent import RequestRecord
 from fastserve.text.chat_template import ChatTemplate
 from fastserve.text.stream import TextStream
 
@@ -146,6 +152,35 @@ def render() -> Callable[[], object]:
     return frame
 
 
+def observe() -> Callable[[], object]:
+    """The gap between two tokens is read off the clock, and counted."""
+    count = Meter(Board.make(1).numbers(0)).timer(INTER_TOKEN_LATENCY)
+    clock = time.monotonic
+    last_s = clock() - 0.02
+    return lambda: count(clock() - last_s)
+
+
+def record() -> Callable[[], object]:
+    """A request that has ended is remembered for /perf_metrics."""
+    ring = Board.make(1, recent_max=1000).recent(0)
+    record = RequestRecord(
+        received_unix_s=1.7e9, prepared_s=0.001, submitted_s=0.001, scheduled_s=0.002,
+        first_token_s=0.03, last_token_s=0.6, finished_s=0.6, prompt_tokens=50, cached_tokens=0,
+        generation_tokens=64, num_choices=1, status=200, endpoint="/v1/chat/completions",
+        finish_reason="length", stream=True, request_id="0123456789ab-1f", trace_id="",
+    )  # fmt: skip
+    return lambda: ring.write(record)
+
+
+def scrape() -> Callable[[], object]:
+    """/metrics of a server with 32 acceptors, under every name."""
+    board = Board.make(32)
+    for lane in range(32):
+        Meter(board.numbers(lane)).observe(INTER_TOKEN_LATENCY, 0.02)
+    info = ServerInfo(version="1", engine="sim", names=NAMES)
+    return lambda: expose(board.all_numbers(), info=info, model="m", now_s=1.0)
+
+
 # Budgets are 1.25 times what each room took on one core of a virtual machine (AMD EPYC, family 25,
 # 2.6 GHz) with CPython 3.11. Whoever makes a room faster or slower on purpose sets its budget anew.
 # fmt: off
@@ -160,6 +195,9 @@ ROOMS = (
     Room(name="detokenizer",  unit="token",   budget_us=0.20, make=detokenizer),
     Room(name="stops",        unit="token",   budget_us=0.25, make=stops),
     Room(name="render",       unit="token",   budget_us=0.33, make=render),
+    Room(name="observe",      unit="token",   budget_us=0.32, make=observe),
+    Room(name="record",       unit="request", budget_us=1.75, make=record),
+    Room(name="scrape",       unit="scrape",  budget_us=11_500, make=scrape),
 )
 # fmt: on
 

@@ -23,6 +23,7 @@ from fastserve.config_http import (
     TLSConfig,
     seconds,
 )
+from fastserve.config_observing import LogConfig, MetricsConfig, TracingConfig
 from fastserve.errors import ConfigError
 from fastserve.settings import Section, render_toml, setting
 from fastserve.sources import (
@@ -370,20 +371,6 @@ class SimConfig(Section):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LogConfig(Section):
-    """What is written to stderr: a line for each event."""
-
-    section: ClassVar[str] = "log"
-
-    level: Literal["debug", "info", "warning", "error"] = setting(
-        "info", "The least severe events to write; info: one line for each request."
-    )
-    format: Literal["text", "json"] = setting(
-        "text", "Lines of key=value for people, or of JSON for machines."
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """Every section. It can be pickled: it goes to the children in their spawn arguments."""
 
@@ -399,6 +386,8 @@ class Config:
     trtllm: TrtLlmConfig = field(default_factory=TrtLlmConfig)
     sim: SimConfig = field(default_factory=SimConfig)
     log: LogConfig = field(default_factory=LogConfig)
+    metrics: MetricsConfig = field(default_factory=MetricsConfig)
+    tracing: TracingConfig = field(default_factory=TracingConfig)
 
     def __post_init__(self) -> None:
         if self.engine.stall_unhealthy_s < 2 * self.lane.heartbeat_interval_s:

@@ -38,6 +38,12 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     message: str
 
 
+class Crashed(msgspec.Struct, frozen=True, tag="crashed"):
+    """Child -> supervisor: this exception escaped me. The child exits next."""
+
+    error: str
+
+
 class Beat(msgspec.Struct, frozen=True, tag="beat"):
     """Engine -> supervisor, with every heartbeat: see lane.messages.Heartbeat."""
 
@@ -93,6 +99,7 @@ ControlMessage = (
     Progress
     | Ready
     | Failed
+    | Crashed
     | Beat
     | Stop
     | Drain

@@ -14,7 +14,9 @@ Exit codes: 0 orderly, 2 configuration, 3 crash loop, 70 engine dead, 130 and 14
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
+import platform
 import resource
 import secrets
 import sys
@@ -24,11 +26,15 @@ from typing import TYPE_CHECKING
 
 from setproctitle import setproctitle
 
+from fastserve import __version__
 from fastserve import log as logging
 from fastserve.engine.arguments import EngineArguments, EngineSettings, LauncherDescriptor
 from fastserve.errors import ConfigError
 from fastserve.frontend.arguments import AcceptorArguments, AccessArguments
 from fastserve.metrics.board import Board
+from fastserve.metrics.catalog import RESPAWNS
+from fastserve.metrics.exposition import ServerInfo
+from fastserve.metrics.meter import Meter
 from fastserve.supervisor.child import Child, ChildSpec
 from fastserve.supervisor.display import Display
 from fastserve.supervisor.listener import Listeners
@@ -63,6 +69,7 @@ def launch(config: Config) -> int:
     logging.configure(process="supervisor", level=config.log.level, format=config.log.format)
     logging.log_uncaught()
     check_model(config.server.model)
+    check_tracing(config.tracing.otlp_endpoint)
     for name in _SECRET_VARIABLES:
         os.environ.pop(name, None)
     credentials = credential_files(config)
@@ -86,7 +93,7 @@ def launch(config: Config) -> int:
             credentials=credentials,
             run_directory=run_directory.path,
             key=secrets.token_bytes(32),
-            board=Board.make(config.server.frontends),
+            board=Board.make(config.server.frontends, recent_max=config.metrics.perf_requests_max),
         )
         return _supervisor(shared, display).run(signals)
 
@@ -137,6 +144,7 @@ class _Shared:
 
 def _supervisor(shared: _Shared, display: Display) -> Supervisor:
     config, board = shared.config, shared.board
+    counts = Meter(board.supervisor_numbers())
 
     def child(spec: ChildSpec) -> Child:
         return Child(spec, log_level=config.log.level, log_format=config.log.format)
@@ -157,7 +165,18 @@ def _supervisor(shared: _Shared, display: Display) -> Supervisor:
         on_progress=display.progress,
         on_ready=display.ready,
         seen_s=lambda lane: board.seen_ns(lane) / 1e9,
+        on_exit=lambda child: _row_of(child, board).clear_gauges(),
+        on_respawn=lambda child, reason: counts.count(
+            RESPAWNS, "engine" if child.spec.essential else "acceptor", reason
+        ),
     )
+
+
+def _row_of(child: Child, board: Board) -> Meter:
+    """The row of metrics that `child` writes while it lives, and we clear when it has exited."""
+    if child.spec.essential:
+        return Meter(board.engine_numbers())
+    return Meter(board.numbers(int(child.spec.name.rpartition("-")[2])))
 
 
 def _engine(shared: _Shared) -> ChildSpec:
@@ -171,6 +190,7 @@ def _engine(shared: _Shared) -> ChildSpec:
             run_directory=str(shared.run_directory),
             incarnation=incarnation,
             key=shared.key,
+            board=shared.board,
             settings=settings,
             lane_config=config.lane,
             launcher=LauncherDescriptor.of_environment(),
@@ -207,6 +227,9 @@ def _acceptor(shared: _Shared, lane: int, *, engine: Child) -> ChildSpec:
             key=shared.key,
             listeners=shared.listeners.sockets_for(lane),
             board=shared.board,
+            info=_info(config),
+            tracing=config.tracing,
+            log_prompts=config.log.prompts,
             balanced=config.server.accept == "shared",
             access=_access(config, shared.credentials),
             http=config.http,
@@ -215,6 +238,25 @@ def _acceptor(shared: _Shared, lane: int, *, engine: Child) -> ChildSpec:
             stall_unhealthy_s=config.engine.stall_unhealthy_s,
         ),
         environment=_ACCEPTOR_ENVIRONMENT,
+    )
+
+
+def _info(config: Config) -> ServerInfo:
+    """What /metrics says of this server; nothing here is a secret, or a path."""
+    server, engine = config.server, config.engine
+    return ServerInfo(
+        version=__version__,
+        python=platform.python_version(),
+        engine=server.engine,
+        settings={
+            "frontends": str(server.frontends),
+            "accept": server.accept,
+            "max_num_seqs": str(engine.max_num_seqs),
+            "max_seq_len": str(engine.max_seq_len or ""),
+            "tensor_parallel_size": str(config.trtllm.tensor_parallel_size),
+            "pipeline_parallel_size": str(config.trtllm.pipeline_parallel_size),
+        },
+        names=config.metrics.names,
     )
 
 
@@ -244,6 +286,18 @@ def check_model(model: str | None) -> None:
     """Raise ConfigError for a path at which there is nothing."""
     if model is not None and not Path(model).exists():
         raise ConfigError(f"server.model: {model}: no such file or directory")
+
+
+def check_tracing(otlp_endpoint: str | None) -> None:
+    """Raise ConfigError if spans are asked for and OpenTelemetry is not installed."""
+    if otlp_endpoint is None:
+        return
+    try:
+        found = importlib.util.find_spec("opentelemetry.exporter.otlp.proto.http")
+    except ModuleNotFoundError:  # of a package that it is in
+        found = None
+    if found is None:
+        raise ConfigError("tracing.otlp_endpoint: needs OpenTelemetry: the extra otel")
 
 
 def _write_port_file(path: Path, port: int) -> None:

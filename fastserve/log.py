@@ -79,8 +79,11 @@ class Logger:
         self._log(logging.ERROR, event, fields)
 
     def exception(self, event: str, /, **fields: object) -> None:
-        """A bug: an error with the traceback of the exception that is being handled."""
-        self._log(logging.ERROR, event, fields, sys.exception())
+        """A bug: an error with the traceback of the exception that is being handled.
+
+        A bug that every request meets is written at most once a second, as bursts are.
+        """
+        self._burst(logging.ERROR, event, fields, sys.exception())
 
     def crashed(self, event: str, error: BaseException, /, **fields: object) -> None:
         """A bug, outside an `except`: an error with the traceback of `error`."""
@@ -93,9 +96,9 @@ class Logger:
         (WARNING); anything else is a bug (ERROR, with its traceback).
         """
         if isinstance(error, RequestError | Overloaded | EngineStarting):
-            self._log(logging.INFO, event, {**fields, "error": _summary(error)})
+            self._log(logging.INFO, event, {**fields, "error": summary(error)})
         elif isinstance(error, EngineError):
-            self._log(logging.WARNING, event, {**fields, "error": _summary(error)})
+            self._log(logging.WARNING, event, {**fields, "error": summary(error)})
         else:
             self.crashed(event, error, **fields)
 
@@ -104,6 +107,15 @@ class Logger:
 
         The next one written says how many were `suppressed` since.
         """
+        self._burst(logging.WARNING, event, fields)
+
+    def info_burst(self, event: str, /, **fields: object) -> None:
+        """Something that anybody can cause in thousands, and is expected: as `warning_burst`."""
+        self._burst(logging.INFO, event, fields)
+
+    def _burst(
+        self, level: int, event: str, fields: Fields, error: BaseException | None = None
+    ) -> None:
         now_s = self._clock()
         burst = self._bursts.get(event)
         if burst is None:
@@ -117,7 +129,7 @@ class Logger:
             fields["suppressed"] = burst.suppressed
         burst.suppressed = 0
         burst.quiet_until_s = now_s + BURST_INTERVAL_S
-        self._log(logging.WARNING, event, fields)
+        self._log(level, event, fields, error)
 
     def _log(
         self, level: int, event: str, fields: Fields, error: BaseException | None = None
@@ -250,13 +262,14 @@ def _fields_of(record: logging.LogRecord) -> Fields:
     if record.name.partition(".")[0] != ROOT:
         fields["logger"] = record.name
     if record.exc_info and (error := record.exc_info[1]) is not None:
-        fields["error"] = _summary(error)
+        fields["error"] = summary(error)
         fields["traceback"] = _frames(error)
         fields |= _related(error)
     return fields
 
 
-def _summary(error: BaseException) -> str:
+def summary(error: BaseException) -> str:
+    """An exception in one line: its kind and what it says."""
     try:
         return f"{type(error).__name__}: {error}"
     except Exception:  # the error of an error
@@ -282,7 +295,7 @@ def _related(error: BaseException) -> Fields:
     members = error.exceptions[:CAUSES_MAX] if isinstance(error, BaseExceptionGroup) else ()
     related = {"cause": causes, "members": members}
     return {
-        name: "; ".join(f"{_summary(one)} ({_frames(one)})" for one in errors)
+        name: "; ".join(f"{summary(one)} ({_frames(one)})" for one in errors)
         for name, errors in related.items()
         if errors
     }

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from setproctitle import setproctitle
 
 from fastserve import log as logging
-from fastserve.control import ControlSocket, Failed
+from fastserve.control import ControlSocket, Crashed, Failed
 from fastserve.errors import ConfigError, StartError
 
 if TYPE_CHECKING:
@@ -56,13 +56,15 @@ class Identity:
 def enter(identity: Identity, control: socket.socket, arguments: object) -> None:
     """Become the child that `identity` describes; never returns."""
     code = EXIT_FAILED
+    supervisor = ControlSocket(control)
     try:
         _settle(identity)
-        code = _run(identity, ControlSocket(control), arguments)
+        code = _run(identity, supervisor, arguments)
     except SystemExit as leaving:
         code = leaving.code if isinstance(leaving.code, int) else EXIT_FAILED
-    except BaseException:
-        log.exception("crashed")
+    except BaseException as error:
+        log.exception("crashed", pid=os.getpid(), next="this process exits; the supervisor decides")
+        supervisor.send(Crashed(logging.summary(error)))
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

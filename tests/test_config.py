@@ -70,8 +70,11 @@ def test_the_closest_source_wins(
 
 
 # Texts that mean something, and so may not be just any.
-TEXTS = {"uds_mode": "0660", "root_path": "/llm"}
-LISTS = {"allow_origins": ("https://a.example", "http://b.example:8080")}
+TEXTS = {"uds_mode": "0660", "root_path": "/llm", "otlp_endpoint": "http://a.example/v1/traces"}
+LISTS = {
+    "allow_origins": ("https://a.example", "http://b.example:8080"),
+    "names": ("vllm", "trtllm"),
+}
 # What must be set as well, lest the combination be refused.
 ALSO: dict[str, dict[str, Value]] = {
     "engine.stall_kill_s": {"engine.stall_unhealthy_s": 0.1, "lane.heartbeat_interval_s": 0.05},
@@ -95,7 +98,7 @@ def another_value(one: Setting) -> Value:
         assert one.declaration.at_least is not None
         assert one.declaration.at_most is not None
         low, high = one.declaration.at_least, one.declaration.at_most
-        value: int | float = one.kind(low + 1 if low + 1 <= high else (low + high) / 2)
+        value: int | float = one.kind(low + 1 if low + 1 < high else (low + high) / 2)
         return value if value != one.default else one.kind(high)
     return TEXTS.get(one.name, "text")
 

@@ -264,6 +264,22 @@ def test_a_burst_is_one_line_a_second_for_each_event(pipe: Pipe) -> None:
     ]
 
 
+def test_a_bug_that_every_request_meets_is_not_a_flood(pipe: Pipe) -> None:
+    now_s = 10.0
+    bursting = Logger("fastserve.test", clock=lambda: now_s)
+    for number in range(1000):
+        try:
+            raise ValueError(f"the same again, {number}")
+        except ValueError:
+            bursting.exception("rendering failed", id=number)
+    now_s = 11.0
+    bursting.exception("rendering failed")
+    first, second = pipe.lines()
+    assert first.startswith("acceptor-0 ERROR rendering failed id=0 error=")
+    assert "traceback=" in first
+    assert second == "acceptor-0 ERROR rendering failed suppressed=999"
+
+
 def test_events_that_are_no_constants_cost_bounded_memory(pipe: Pipe) -> None:
     for number in range(3 * BURST_EVENTS_MAX):
         log.warning_burst(f"event {number}")

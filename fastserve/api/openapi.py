@@ -259,6 +259,7 @@ OPERATIONS = (
     Operation(method="GET", path="/ready", summary="Whether new requests are welcome"),
     Operation(method="GET", path="/version", summary="The version of the server"),
     Operation(method="GET", path="/metrics", summary="What Prometheus scrapes", answers=(TEXT,)),
+    Operation(method="GET", path="/perf_metrics", summary="The last requests and their timings"),
     Operation(method="GET", path="/openapi.json", summary="This document"),
 )
 

@@ -67,6 +67,7 @@ def _check_all(config: Config) -> list[Finding]:
         server.check_port(config),
         server.check_run_directory(config),
         server.check_library(config),
+        *server.check_spans(config),
         model,
         machine.check_kernel(),
         machine.check_processors(config),

@@ -14,7 +14,13 @@ from fastserve.engine.model_files import resolve_model
 from fastserve.engine.registry import make_engine
 from fastserve.errors import ConfigError, FastserveError, StartError
 from fastserve.frontend.model import Model
-from fastserve.launch import bind_listeners, check_model, credential_files, engine_settings
+from fastserve.launch import (
+    bind_listeners,
+    check_model,
+    check_tracing,
+    credential_files,
+    engine_settings,
+)
 from fastserve.supervisor.run_directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -63,6 +69,18 @@ def check_run_directory(config: Config) -> Finding:
         return fail("run directory", str(error), "--run-directory DIRECTORY")
     made.close()
     return ok("run directory", f"in {made.path.parent}")
+
+
+def check_spans(config: Config) -> list[Finding]:
+    """What exports spans, where that is asked for."""
+    endpoint = config.tracing.otlp_endpoint
+    if endpoint is None:
+        return []
+    try:
+        check_tracing(endpoint)
+    except ConfigError as error:
+        return [fail("tracing", str(error), "pip install 'fastserve[otel]'")]
+    return [ok("tracing", f"spans go to {endpoint}")]
 
 
 def check_library(config: Config) -> Finding:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         SimConfig,
         TrtLlmConfig,
     )
+    from fastserve.metrics.board import Board
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +61,7 @@ class EngineArguments:
     run_directory: str
     incarnation: int
     key: bytes
+    board: Board
     settings: EngineSettings
     lane_config: LaneConfig
     launcher: LauncherDescriptor | None = None

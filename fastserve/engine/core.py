@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, assert_never
 
 from fastserve.control import Beat, LaneClosed, LaneStuck, Progress, Ready, Stop
 from fastserve.engine.fanout import Fanout
+from fastserve.engine.figures import Figures
 from fastserve.engine.interface import StepOutputs
 from fastserve.errors import GenerationFailed, InvalidRequest
 from fastserve.generation import Finish, FinishReason, RequestId
 from fastserve.lane.ids import LANE_SHIFT, is_of_incarnation
 from fastserve.lane.messages import Abort, Attach, Attached, Detach, Heartbeat, Submit
 from fastserve.log import get_logger
+from fastserve.metrics.meter import Meter
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -44,6 +46,7 @@ class EngineCore:
         lanes: LaneServer,
         control: ControlSocket,
         heartbeat_interval_s: float,
+        meter: Meter | None = None,
     ) -> None:
         self._engine = engine
         self._lanes = lanes
@@ -51,6 +54,7 @@ class EngineCore:
         self._heartbeat_interval_s = heartbeat_interval_s
         self._heartbeat_due_s = time.monotonic()
         self._fanout = Fanout()
+        self._figures = Figures(meter or Meter.unread())
         self._in_flight: dict[int, set[RequestId]] = {}
         self._card: ModelCard | None = None
         self._ready = False
@@ -74,8 +78,12 @@ class EngineCore:
         while not self._stopping:
             if self._engine.has_work():
                 self._pump()
-                self._deliver(self._engine.step(self._pump))
+                began_s = time.monotonic()
+                step = self._engine.step(self._pump)
+                took_s = time.monotonic() - began_s
+                self._deliver(step)
                 self._steps += 1
+                self._figures.step(took_s, batch_size=len(step.request_ids))
             else:
                 self._serve(fds=(), timeout_s=self._heartbeat_interval_s)
 
@@ -148,11 +156,13 @@ class EngineCore:
         in_flight = self._in_flight.get(lane)
         if in_flight is None:
             log.warning_burst("submit on a lane that is not attached", id=request.request_id)
+            self._figures.stale_submit()
             return
         if not is_of_incarnation(request.request_id, self._lanes.incarnation(lane)):
             # Of an acceptor that died, come after the Attach of its successor: nobody would ever
             # abort it.
             log.warning_burst("submit of a dead acceptor", id=request.request_id)
+            self._figures.stale_submit()
             return
         try:
             if not self._ready:
@@ -189,7 +199,9 @@ class EngineCore:
             self._close_lane(lane)
 
     def _close_lane(self, lane: int) -> None:
-        self._forget(self._in_flight.pop(lane, ()))
+        request_ids = self._in_flight.pop(lane, ())
+        self._forget(request_ids)
+        self._figures.lane_closed(num_aborted=len(request_ids))
         self._lanes.detach(lane)
 
     def _forget(self, request_ids: Collection[RequestId]) -> None:
@@ -215,6 +227,7 @@ class EngineCore:
         self._heartbeat_due_s = now_s + self._heartbeat_interval_s
         heartbeat = self._heartbeat()
         self._lanes.send_all(heartbeat)
+        self._figures.beat(heartbeat, self._lanes)
         busy = heartbeat.num_running + heartbeat.num_waiting > 0
         self._control.send(Beat(ready=self._ready, busy=busy, steps=self._steps))
 
@@ -226,4 +239,6 @@ class EngineCore:
             num_waiting=stats.num_waiting,
             steps=self._steps,
             kv_cache_usage=stats.kv_cache_usage,
+            prefix_cache_queries=stats.prefix_cache_queries,
+            prefix_cache_hits=stats.prefix_cache_hits,
         )

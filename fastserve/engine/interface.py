@@ -39,11 +39,17 @@ class StepOutputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
-    """A look at the adapter's scheduler. `kv_cache_usage` is a share from 0 to 1."""
+    """A look at the adapter's scheduler. `kv_cache_usage` is a share from 0 to 1.
+
+    `prefix_cache_queries`: prompt tokens of all requests so far that might have been reused, and
+    `prefix_cache_hits`: those that were. Both only grow.
+    """
 
     num_running: int
     num_waiting: int
     kv_cache_usage: float = 0.0
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
 
 
 class Engine(Protocol):

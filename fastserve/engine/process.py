@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from fastserve.engine.core import EngineCore
 from fastserve.engine.registry import make_engine
 from fastserve.lane.server import LaneServer
+from fastserve.metrics.meter import Meter
 from fastserve.process import keep_memory
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ def main(control: ControlSocket, arguments: EngineArguments) -> None:
         lanes=lanes,
         control=control,
         heartbeat_interval_s=arguments.lane_config.heartbeat_interval_s,
+        meter=Meter(arguments.board.engine_numbers()),
     )
     try:
         core.start()

@@ -91,7 +91,7 @@ class LLM(Protocol):
     """The engine. One event loop's thread makes every call but `get_stats` and `_check_health`."""
 
     def generate_async(
-        self, inputs: object, *, sampling_params: object, streaming: bool
+        self, inputs: object, *, sampling_params: object, streaming: bool, **more: object
     ) -> RequestOutput: ...
 
     def get_stats(self, timeout: float) -> list[dict[str, Any]]: ...
@@ -128,7 +128,8 @@ class TrtLlmOptions:
 class Library:
     """The installed TensorRT-LLM: what is called, what it raises, and its version.
 
-    `fatal`: exceptions after which the engine is gone.
+    `fatal`: exceptions after which the engine is gone. `takes_trace_headers`: whether a request's
+    trace can be handed on to it, which not every version knows.
     """
 
     make_llm: Callable[..., LLM]
@@ -137,6 +138,7 @@ class Library:
     request_error: type[BaseException]
     fatal: tuple[type[BaseException], ...]
     version: str
+    takes_trace_headers: bool
 
     def is_fatal(self, error: BaseException) -> bool:
         """Whether `error` is the engine's end, and not just one request's.
@@ -166,6 +168,7 @@ def import_library() -> Library:
             f"TensorRT-LLM cannot be imported ({type(error).__name__}: {error}); "
             "it needs an NVIDIA GPU, its driver, CUDA and MPI"
         ) from error
+    parameters = inspect.signature(package.LLM.generate_async).parameters
     # CppExecutorError and EngineDeadError are not in every version.
     names = ("CppExecutorError", "EngineDeadError")
     found = [getattr(executor, name) for name in names if hasattr(executor, name)]
@@ -176,8 +179,9 @@ def import_library() -> Library:
         request_error=utils.RequestError,
         fatal=(RuntimeError, *found),
         version=str(version.__version__),
+        takes_trace_headers="trace_headers" in parameters,
     )
-    _check(library, inspect.signature(package.LLM.generate_async).parameters)
+    _check(library, parameters)
     return library
 
 

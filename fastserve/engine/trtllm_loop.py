@@ -61,10 +61,19 @@ class GenerationLoop:
     # --- for the stepping thread ---
 
     def submit(
-        self, request_id: RequestId, prompt: list[int], sampling_params: object, *, cursor: Cursor
+        self,
+        request_id: RequestId,
+        prompt: list[int],
+        sampling_params: object,
+        *,
+        cursor: Cursor,
+        more: dict[str, object] | None = None,
     ) -> None:
-        """Generate. What comes of it, refusals too, comes as deltas."""
-        self._post(lambda: self._generate(request_id, prompt, sampling_params, cursor))
+        """Generate. What comes of it, refusals too, comes as deltas.
+
+        `more`: arguments of generate_async that not every version has.
+        """
+        self._post(lambda: self._generate(request_id, prompt, sampling_params, cursor, more or {}))
 
     def abort(self, request_ids: Collection[RequestId]) -> None:
         """Stop these. Deltas that are already under way may still come."""
@@ -128,14 +137,22 @@ class GenerationLoop:
             self._commands.popleft()()
 
     def _generate(
-        self, request_id: RequestId, prompt: list[int], sampling_params: object, cursor: Cursor
+        self,
+        request_id: RequestId,
+        prompt: list[int],
+        sampling_params: object,
+        cursor: Cursor,
+        more: dict[str, object],
     ) -> None:
         if self.error is not None:
             return
         assert self.llm is not None, "no command is obeyed before the LLM is made"
         try:
             result = self.llm.generate_async(
-                {"prompt_token_ids": prompt}, sampling_params=sampling_params, streaming=True
+                {"prompt_token_ids": prompt},
+                sampling_params=sampling_params,
+                streaming=True,
+                **more,
             )
         except Exception as error:
             self._fail(error, cursor, invalid=isinstance(error, ValueError))

@@ -1,4 +1,4 @@
-"""What the server says about itself: health, readiness, version, models, metrics.
+"""What the server says about itself: health, readiness, version, models, metrics, last requests.
 
 Every acceptor answers for the whole server. None of it asks the engine anything, so a probe is
 answered at once however busy that is.
@@ -17,7 +17,8 @@ from fastserve.frontend.prepare import check_model
 from fastserve.frontend.routes import Route, parameter
 from fastserve.frontend.streams import error_response
 from fastserve.http1.message import Response
-from fastserve.metrics.exposition import CONTENT_TYPE, EngineNumbers, expose
+from fastserve.metrics.exposition import CONTENT_TYPE, expose
+from fastserve.metrics.perf import render
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from fastserve.frontend.state import ServingState
     from fastserve.http1.exchange import Exchange
     from fastserve.metrics.board import Board
+    from fastserve.metrics.exposition import ServerInfo
     from fastserve.metrics.meter import Meter
 
 
@@ -42,12 +44,14 @@ class About:
         state: ServingState,
         *,
         board: Board,
+        info: ServerInfo,
         meter: Meter,
         in_thread: Callable[[Callable[[], bytes], Callable[[bytes], None]], None],
         shows_page: bool = False,
     ) -> None:
         self._state = state
         self._board = board
+        self._info = info
         self._meter = meter
         self._in_thread = in_thread
         handlers = {
@@ -57,6 +61,7 @@ class About:
             "/v1/models": self._models,
             _MODEL: self._one_model,
             "/metrics": self._metrics,
+            "/perf_metrics": self._perf_metrics,
             "/openapi.json": self._openapi,
         }
         if shows_page:
@@ -121,25 +126,20 @@ class About:
     def _metrics(self, exchange: Exchange) -> None:
         # Counted first, so that a scrape counts itself and two in a row differ by one.
         self._meter.request("/metrics", 200)
-        engine = self._engine_numbers()
         model = self._state.model
-        info = {"version": __version__, "model": model.card.name if model else ""}
+        name = model.card.name if model else ""
         self._in_thread(
-            lambda: expose(self._board.all_numbers(), engine=engine, info=info),
+            lambda: expose(
+                self._board.all_numbers(), info=self._info, model=name, now_s=time.monotonic()
+            ),
             lambda text: exchange.respond(Response(200, body=text, content_type=CONTENT_TYPE)),
         )
 
-    def _engine_numbers(self) -> EngineNumbers | None:
-        liveness = self._state.liveness
-        heartbeat = liveness.heartbeat
-        if heartbeat is None or liveness.dead is not None:
-            return None
-        return EngineNumbers(
-            num_running=heartbeat.num_running,
-            num_waiting=heartbeat.num_waiting,
-            kv_cache_usage=heartbeat.kv_cache_usage,
-            steps=heartbeat.steps,
-            heartbeat_age_s=time.monotonic() - liveness.heard_s,
+    def _perf_metrics(self, exchange: Exchange) -> None:
+        rings, records_max = self._board.all_recent(), self._board.recent_max
+        self._in_thread(
+            lambda: render(rings, records_max=records_max),
+            lambda body: self._respond(exchange, Response(200, body=body)),
         )
 
     def _respond(

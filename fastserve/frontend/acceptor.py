@@ -23,8 +23,10 @@ from fastserve.frontend.exchanges import Frontend
 from fastserve.frontend.liveness import Liveness
 from fastserve.frontend.metered import Metered
 from fastserve.frontend.model import Model
+from fastserve.frontend.observing import Observer
 from fastserve.frontend.response_store import FOLDER, ResponseStore
 from fastserve.frontend.state import ServingState
+from fastserve.frontend.tracing import Tracer
 from fastserve.http1.connection import Connection
 from fastserve.http1.connections import Connections
 from fastserve.http1.limits import Limits
@@ -94,13 +96,20 @@ class Acceptor:
         self._lane = self._attach(arguments.engine_incarnation)
         self._state = ServingState(Liveness(stall_unhealthy_s=arguments.stall_unhealthy_s))
         self._meter = Meter(arguments.board.numbers(arguments.lane))
+        self._tracer = _tracer_of(arguments, self._meter)
         self._frontend = Frontend(
             loop=self._loop,
             engine=self._lane,
             request_ids=request_ids(lane=arguments.lane, incarnation=arguments.incarnation),
             state=self._state,
             board=arguments.board,
-            meter=self._meter,
+            info=arguments.info,
+            observer=Observer(
+                self._meter,
+                recent=arguments.board.recent(arguments.lane),
+                tracer=self._tracer,
+                log_prompts=arguments.log_prompts,
+            ),
             requests_in_flight_max=arguments.limits.requests_in_flight_max,
             off_loop_bytes_min=arguments.http.off_loop_bytes_min,
             response_store=ResponseStore(
@@ -137,6 +146,8 @@ class Acceptor:
         self._accepting.stop()
         self._connections.abort_all()
         self._lane.close()
+        if self._tracer is not None:
+            self._tracer.close()
         if self._failure is not None:
             raise self._failure
 
@@ -160,7 +171,7 @@ class Acceptor:
         meter.set(REQUESTS_IN_FLIGHT, self._frontend.num_in_flight)
         if bad_frames := self._lane.take_bad_frames():
             log.warning_burst("frames on the lane that we had not signed", frames=bad_frames)
-            meter.count(LANE_BAD_FRAMES, by=bad_frames)
+            meter.count(LANE_BAD_FRAMES, "acceptor", by=bad_frames)
         next_s = self._loop.time() + _LOOK_INTERVAL_S
         self._loop.call_at(next_s, self._look_at_ourselves, next_s)
 
@@ -286,6 +297,12 @@ def _guarded(frontend: Frontend, access: AccessArguments) -> Access:
         cors=CORS(**{name: getattr(access.cors, name) for name in names}),
         root_path=access.root_path,
     )
+
+
+def _tracer_of(arguments: AcceptorArguments, meter: Meter) -> Tracer | None:
+    if arguments.tracing.otlp_endpoint is None:
+        return None
+    return Tracer(arguments.tracing, meter=meter, lane=arguments.lane)
 
 
 def _tls_of(access: AccessArguments) -> TLS | None:

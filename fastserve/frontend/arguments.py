@@ -10,8 +10,10 @@ if TYPE_CHECKING:
 
     from fastserve.config import LaneConfig, LimitsConfig
     from fastserve.config_http import CORSConfig, HTTPConfig
+    from fastserve.config_observing import TracingConfig
     from fastserve.credentials import Credentials
     from fastserve.metrics.board import Board
+    from fastserve.metrics.exposition import ServerInfo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +33,10 @@ class AccessArguments:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcceptorArguments:
-    """Everything that an acceptor is given, in its spawn arguments. `key` signs the lane."""
+    """Everything that an acceptor is given, in its spawn arguments. `key` signs the lane.
+
+    `info` is what /metrics says of the whole server, `log_prompts` a setting.
+    """
 
     lane: int
     incarnation: int
@@ -40,6 +45,9 @@ class AcceptorArguments:
     key: bytes
     listeners: tuple[socket.socket, ...]
     board: Board
+    info: ServerInfo
+    tracing: TracingConfig
+    log_prompts: bool
     balanced: bool
     access: AccessArguments
     http: HTTPConfig

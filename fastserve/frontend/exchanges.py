@@ -54,13 +54,14 @@ from fastserve.frontend.streams import (
 from fastserve.http1.message import Response
 from fastserve.lane.messages import Abort, Submit
 from fastserve.log import get_logger
-from fastserve.metrics.catalog import PREPROCESSING_TIME, PROMPT_TOKENS, UNKNOWN_FIELDS
+from fastserve.metrics.catalog import GENERATION_TOKENS, LANE_DROPS, UNKNOWN_FIELDS
 from fastserve.text.stream import TextStream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from fastserve.frontend.model import Model
+    from fastserve.frontend.observing import Observer
     from fastserve.frontend.prepare import Prompt
     from fastserve.frontend.response_store import ResponseStore
     from fastserve.frontend.state import ServingState
@@ -70,7 +71,7 @@ if TYPE_CHECKING:
     from fastserve.http1.message import RequestHead
     from fastserve.lane.messages import Outputs, ToEngine
     from fastserve.metrics.board import Board
-    from fastserve.metrics.meter import Meter
+    from fastserve.metrics.exposition import ServerInfo
 
 log = get_logger("frontend")
 
@@ -101,14 +102,16 @@ class Frontend:
         request_ids: Iterator[RequestId],
         state: ServingState,
         board: Board,
-        meter: Meter,
+        info: ServerInfo,
+        observer: Observer,
         requests_in_flight_max: int,
         off_loop_bytes_min: int,
         response_store: ResponseStore | None = None,
         shows_page: bool = False,
     ) -> None:
         self.engine = engine
-        self.meter = meter
+        self.observer = observer
+        self.meter = meter = observer.meter
         self._state = state
         self._loop = loop
         self._request_ids = request_ids
@@ -124,6 +127,7 @@ class Frontend:
             *About(
                 state,
                 board=board,
+                info=info,
                 meter=meter,
                 in_thread=self._in_thread,
                 shows_page=shows_page,
@@ -209,13 +213,16 @@ class Frontend:
     ) -> Route:
         """A route that is answered from the model's vocabulary, without the engine."""
 
-        def respond(exchange: Exchange, answer: TextAnswer) -> None:
+        def respond(exchange: Exchange, began_s: float, answer: TextAnswer) -> None:
             if answer.num_unknown:
                 self.meter.count(UNKNOWN_FIELDS, by=answer.num_unknown)
             self._respond(exchange, Response(200, body=answer.body))
+            total_s = round(time.monotonic() - began_s, 4)
+            log.info("request finished", id=exchange.request_id, status=200, total_s=total_s)
 
         def serve(exchange: Exchange) -> None:
-            self._work(exchange, tell, partial(respond, exchange), check=self._state.loaded_model)
+            then = partial(respond, exchange, time.monotonic())
+            self._work(exchange, tell, then, check=self._state.loaded_model)
 
         return Route(path=path, handlers={"POST": serve}, error_body=error_body)
 
@@ -312,6 +319,7 @@ class Frontend:
                     sampling=sampling,
                     gather=not request.stream and not request.stop,
                     sim=request.sim,
+                    trace_headers=answer.trace.headers() if answer.trace else None,
                 )
             )
         if submits[0].sampling.max_tokens == 0:
@@ -324,8 +332,7 @@ class Frontend:
             except Overloaded as error:
                 answer.fail(error)
                 return
-        self.meter.count(PROMPT_TOKENS, by=answer.prompt_tokens)
-        self.meter.observe(PREPROCESSING_TIME, time.monotonic() - received_s)
+        self.observer.submitted(answer, submits)
 
     def _choice(
         self, answer: Answer, prompt: Prompt, *, index: int
@@ -368,19 +375,30 @@ class Frontend:
         token_ids, counts = outputs.token_ids, outputs.counts
         finishes, logprobs = outputs.finishes, outputs.logprobs
         find = self._choices.get
-        at = 0
+        # `told`: up to where tokens are counted. They are before an answer ends, so that whoever
+        # has all answers finds all their tokens in the metrics.
+        at = told = late = 0
         for index, request_id in enumerate(outputs.request_ids):
             count = 1 if counts is None else counts[index]
             tokens = token_ids[at : at + count]
             at += count
             choice = find(request_id)
-            if choice is None:
-                continue  # aborted while this was on its way
+            if choice is None:  # aborted while this was on its way
+                told += count
+                late += 1
+                continue
+            finish = finishes.get(index)
+            if finish is not None:
+                self.meter.count(GENERATION_TOKENS, by=at - told)
+                told = at
             try:
-                choice.push(tokens, finishes.get(index), logprobs.get(index))
+                choice.push(tokens, finish, logprobs.get(index))
             except Exception:
                 log.exception("rendering failed", id=choice.answer.exchange.request_id)
                 choice.answer.fail(FastserveError("internal error"))
+        self.meter.count(GENERATION_TOKENS, by=at - told)
+        if late:
+            self.meter.count(LANE_DROPS, "late", by=late)
 
     # ---- 6. Ends: the Registry that streams.py knows, and the ends that come from elsewhere.
 

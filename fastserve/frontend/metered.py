@@ -1,14 +1,22 @@
-"""Counts what is refused before it becomes an exchange: the outermost Application."""
+"""Counts what is refused before it becomes an exchange: the outermost Application.
+
+That costs a client nothing, and so it may come in thousands: its log lines are rate-limited.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+
+from fastserve.log import get_logger
 
 if TYPE_CHECKING:
     from fastserve.http1.application import Application
     from fastserve.http1.exchange import Exchange
     from fastserve.http1.message import RequestHead, Response
     from fastserve.metrics.meter import Meter
+
+
+log = get_logger("frontend")
 
 
 class Metered:
@@ -22,6 +30,13 @@ class Metered:
         response = self._app.check(head)
         if response is not None:
             self._meter.request(head.path, response.status)
+            if response.status >= 400:
+                log.info_burst(
+                    "requests refused by their heads",
+                    method=head.method,
+                    path=head.path,
+                    status=response.status,
+                )
         return response
 
     def serve(self, exchange: Exchange) -> None:
@@ -29,4 +44,5 @@ class Metered:
 
     def error_body(self, status: int, message: str) -> bytes:
         self._meter.request("other", status)
+        log.info_burst("requests that were no HTTP, or too much", status=status, why=message)
         return self._app.error_body(status, message)

@@ -15,18 +15,10 @@ from typing import TYPE_CHECKING, Protocol
 
 from fastserve.api import responses
 from fastserve.frontend.engine_words import failure_of, told, visible
+from fastserve.frontend.observing import Phases
 from fastserve.generation import Finish, FinishReason
 from fastserve.http1.message import Response
-from fastserve.log import get_logger
-from fastserve.metrics.catalog import (
-    ABORTS,
-    E2E_REQUEST_LATENCY,
-    GENERATION_TOKENS,
-    INTER_TOKEN_LATENCY,
-    REQUEST_SUCCESS,
-    TIME_PER_OUTPUT_TOKEN,
-    TIME_TO_FIRST_TOKEN,
-)
+from fastserve.metrics.catalog import ABORTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,12 +28,11 @@ if TYPE_CHECKING:
     from fastserve.api.requests import ChatRequest, CompletionRequest
     from fastserve.errors import FastserveError
     from fastserve.frontend.model import Model
+    from fastserve.frontend.observing import Observer
     from fastserve.generation import RequestId, TokenLogprob
     from fastserve.http1.exchange import Exchange
     from fastserve.metrics.meter import Meter
     from fastserve.text.stream import TextStream
-
-log = get_logger("frontend")
 
 _STOP = Finish(reason=FinishReason.STOP)
 # The ends of an answer; any other is the end of its exchange.
@@ -60,6 +51,9 @@ class Registry(Protocol):
     @property
     def meter(self) -> Meter: ...
 
+    @property
+    def observer(self) -> Observer: ...
+
 
 class Answer:
     """One exchange and its generations, until the last of them ends or the client goes.
@@ -73,14 +67,16 @@ class Answer:
         "created",
         "dialect",
         "exchange",
-        "first_token_s",
         "model",
         "num_open",
+        "parent_span_id",
+        "phases",
         "prompt_tokens",
         "quiet",
         "received_s",
         "registry",
         "request",
+        "trace",
     )
 
     def __init__(
@@ -101,7 +97,8 @@ class Answer:
         self.registry = registry
         self.prompt_tokens = prompt_tokens
         self.received_s = received_s
-        self.first_token_s = 0.0
+        self.phases = Phases()
+        self.trace, self.parent_span_id = registry.observer.traces.begin(exchange.head)
         self.created = int(time.time())
         self.completion_id = dialect.answer_id(exchange.request_id)
         self.choices: list[StreamedChoice | WholeChoice] = []
@@ -117,6 +114,7 @@ class Answer:
     def closing(self, choice: StreamedChoice | WholeChoice, *, abort: bool) -> bool:
         """Note that `choice` has its end; return whether it was the last one open."""
         choice.open = False
+        self.phases.last_token_s = time.monotonic()
         self.num_open -= 1
         self.registry.forget(choice.request_id)
         if abort:
@@ -124,68 +122,42 @@ class Answer:
             self.registry.meter.count(ABORTS, "stop_string")
         return self.num_open == 0
 
+    @property
+    def num_tokens(self) -> int:
+        """The tokens of all choices, so far."""
+        return sum(choice.num_tokens for choice in self.choices)
+
     def usage(self) -> responses.Usage:
-        return responses.Usage(
-            prompt_tokens=self.prompt_tokens,
-            completion_tokens=sum(choice.num_tokens for choice in self.choices),
-        )
+        return responses.Usage(prompt_tokens=self.prompt_tokens, completion_tokens=self.num_tokens)
 
     def fail(self, error: FastserveError) -> None:
         """End the exchange with `error`, and every request of it that is still in flight."""
         self._give_up(FinishReason.ERROR)
+        self.finished(status=error.status, error=error)
         if self.exchange.started:
             self.exchange.end(self.dialect.error_event(error))
         else:
             self.exchange.respond(error_response(error, body=self.dialect.error_body(error)))
-        self.finished(status=error.status, error=error)
 
     def ping(self) -> None:
         """Keep a silent stream open for proxies; starts it if need be."""
         if self.request.stream and self.quiet and self.exchange.writable:
             if not self.exchange.started:
                 self.exchange.start_stream()
-            if self.first_token_s:
+            if self.phases.first_token_s:
                 self.exchange.write(self.dialect.ping)
             else:
                 self.exchange.probe()  # no dialect's stream begins with a ping of its own
         self.quiet = True
 
     def finished(self, *, status: int, error: FastserveError | None = None) -> None:
-        """Say in one line how it went, and let go."""
-        self.registry.closed(self)
-        now_s = time.monotonic()
-        self._measure(now_s, status=status)
-        fields: dict[str, object] = {
-            "id": self.exchange.request_id,
-            "status": status,
-            "finish": ",".join(dict.fromkeys(choice.finish_reason for choice in self.choices)),
-            "prompt_tokens": self.prompt_tokens,
-            "tokens": sum(choice.num_tokens for choice in self.choices),
-            "total_s": round(now_s - self.received_s, 4),
-        }
-        if self.first_token_s:
-            fields["ttft_s"] = round(self.first_token_s - self.received_s, 4)
-        if error is None:
-            log.info("request finished", **fields)
-        else:
-            log.failed("request failed", error, **fields)
-        self.choices = []  # they know us: no cycle is left for the collector
+        """Tell how it went, and let go.
 
-    def _measure(self, now_s: float, *, status: int) -> None:
-        meter = self.registry.meter
-        meter.request(self.exchange.head.path, status)
-        num_tokens = 0
-        for choice in self.choices:
-            num_tokens += choice.num_tokens
-            if choice.finish_reason:
-                meter.count(REQUEST_SUCCESS, choice.finish_reason)
-        meter.count(GENERATION_TOKENS, by=num_tokens)
-        meter.observe(E2E_REQUEST_LATENCY, now_s - self.received_s)
-        if self.first_token_s:
-            meter.observe(TIME_TO_FIRST_TOKEN, self.first_token_s - self.received_s)
-            after_first = num_tokens - len(self.choices)
-            if after_first > 0 and status == 200:
-                meter.observe(TIME_PER_OUTPUT_TOKEN, (now_s - self.first_token_s) / after_first)
+        Before the last bytes leave: whoever has them finds this request in the metrics.
+        """
+        self.registry.closed(self)
+        self.registry.observer.finished(self, status=status, error=error)
+        self.choices = []  # they know us: no cycle is left for the collector
 
     def _give_up(self, reason: FinishReason) -> None:
         for choice in self.choices:
@@ -219,6 +191,7 @@ class StreamedChoice:
         "_held_ids",
         "_held_logprobs",
         "_last_s",
+        "_observe_gap",
         "_plain",
         "_prompt_token_ids",
         "_render",
@@ -251,6 +224,7 @@ class StreamedChoice:
         self._prompt_token_ids = prompt_token_ids
         self._echo = echo
         self._last_s = 0.0
+        self._observe_gap = answer.registry.observer.observe_gap
         self._render: Callable[[str], bytes] = chunks.text
         self._held = ""
         self._held_ids: list[int] = []
@@ -273,14 +247,15 @@ class StreamedChoice:
         """Take one delta: write its text, or hold it while the client is not ready."""
         answer = self.answer
         now_s = time.monotonic()
-        if not answer.first_token_s:
-            answer.first_token_s = now_s
+        if self._last_s:
+            self._observe_gap(now_s - self._last_s)
+        elif not answer.phases.first_token_s:
+            answer.phases.first_token(now_s, finish)
             start_stream(answer, failing=finish)
-        elif self._last_s:
-            answer.registry.meter.observe(INTER_TOKEN_LATENCY, now_s - self._last_s)
         self._last_s = now_s
         self.num_tokens += len(token_ids)
         if finish is not None:
+            answer.phases.finished(finish)
             token_ids = visible(
                 token_ids,
                 finish,
@@ -334,8 +309,8 @@ class StreamedChoice:
             return
         if answer.request.include_usage:
             events += self._chunks.usage(answer.usage())
-        answer.exchange.end(events + answer.dialect.done)
         answer.finished(status=200)
+        answer.exchange.end(events + answer.dialect.done)
 
     def _event(self, text: str) -> bytes:
         if self._plain:
@@ -402,10 +377,11 @@ class WholeChoice:
     ) -> None:
         """Take one delta."""
         answer = self.answer
-        if not answer.first_token_s:
-            answer.first_token_s = time.monotonic()
+        if not answer.phases.first_token_s:
+            answer.phases.first_token(time.monotonic(), finish)
         self.num_tokens += len(token_ids)
         if finish is not None:
+            answer.phases.finished(finish)
             token_ids = visible(
                 token_ids,
                 finish,
@@ -466,8 +442,8 @@ def respond_whole(answer: Answer) -> None:
         model=answer.model.card.name,
         usage=answer.usage(),
     )
-    answer.exchange.respond(Response(200, body=body))
     answer.finished(status=200)
+    answer.exchange.respond(Response(200, body=body))
 
 
 def start_stream(answer: Answer, *, failing: Finish | None) -> None:

@@ -116,6 +116,7 @@ def _body(message: Message) -> list[Any]:
                 _sampling_row(message.sampling),
                 message.gather,
                 message.sim,
+                message.trace_headers,
             ]
         case Abort():
             return ["abort", message.request_ids]
@@ -141,13 +142,14 @@ def _message(body: list[Any]) -> Message:
                 finishes={row[0]: _finish(row) for row in finishes},
                 logprobs={row[0]: _logprobs(row) for row in logprobs},
             )
-        case ["submit", request_id, prompt_token_ids, sampling, gather, sim]:
+        case ["submit", request_id, prompt_token_ids, sampling, gather, sim, trace_headers]:
             return Submit(
                 request_id=request_id,
                 prompt_token_ids=prompt_token_ids,
                 sampling=_sampling(sampling),
                 gather=gather,
                 sim=sim,
+                trace_headers=trace_headers,
             )
         case ["abort", request_ids]:
             return Abort(request_ids)

@@ -20,7 +20,8 @@ class Submit:
     """Acceptor -> engine: generate. Answered by Outputs, of which the last finishes the request.
 
     `gather`: nobody reads the tokens as they come, so send them all at once with the finish.
-    `sim`: a script for the simulated engine, which no other engine accepts.
+    `sim`: a script for the simulated engine, which no other engine accepts. `trace_headers`: those
+    of W3C Trace Context, for an engine that makes spans of its own.
     """
 
     request_id: RequestId
@@ -28,6 +29,7 @@ class Submit:
     sampling: SamplingParams
     gather: bool = False
     sim: dict[str, Any] | None = None
+    trace_headers: dict[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,8 @@ class Heartbeat:
     """Engine -> every acceptor and the supervisor, once a second: alive, and how busy.
 
     `steps` counts finished steps: one that stands still while there is work is a stall.
-    `kv_cache_usage` is a share from 0 to 1. `ready`: the model is loaded.
+    `kv_cache_usage` is a share from 0 to 1. `ready`: the model is loaded. `prefix_cache_queries`
+    and `prefix_cache_hits` are tokens since the engine began, as in EngineStats.
     """
 
     ready: bool
@@ -96,6 +99,8 @@ class Heartbeat:
     num_waiting: int
     steps: int
     kv_cache_usage: float = 0.0
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
 
 
 ToEngine = Submit | Abort | Attach | Detach

@@ -47,7 +47,10 @@ class _Lane:
 
 
 class LaneServer:
-    """Bound for its whole life; lanes come and go by `attach` and `detach`."""
+    """Bound for its whole life; lanes come and go by `attach` and `detach`.
+
+    It counts what it drops: frames that we did not sign, or for lanes that are not there.
+    """
 
     def __init__(
         self,
@@ -59,6 +62,8 @@ class LaneServer:
         full_timeout_s: float,
     ) -> None:
         self.bad_frames = 0
+        self.frames_not_attached = 0
+        self.frames_detached = 0
         self._codec = Codec(key)
         self._in_flight_frames_max = in_flight_frames_max
         self._full_timeout_s = full_timeout_s
@@ -98,12 +103,14 @@ class LaneServer:
     def detach(self, lane: int) -> None:
         """Close `lane`, dropping what it has not taken; no harm if it is not attached."""
         if closed := self._lanes.pop(lane, None):
+            self.frames_detached += len(closed.held)
             closed.socket.close(linger=0)
 
     def send(self, lane: int, message: ToAcceptor) -> None:
         """Send, or hold while the lane is full. A lane that is not attached drops the message."""
         target = self._lanes.get(lane)
         if target is None:
+            self.frames_not_attached += 1
             return
         frame = self._codec.encode(message)
         if not target.held:
@@ -119,6 +126,20 @@ class LaneServer:
         """Send `message` to every attached lane."""
         for lane in self._lanes:
             self.send(lane, message)
+
+    def held(self) -> dict[int, int]:
+        """Return how many frames each attached lane has not taken yet."""
+        return {number: len(lane.held) for number, lane in self._lanes.items()}
+
+    def take_drops(self) -> dict[str, int]:
+        """Return how many frames were dropped since the last call, and why."""
+        drops = {
+            "bad": self.bad_frames,
+            "not_attached": self.frames_not_attached,
+            "detached": self.frames_detached,
+        }
+        self.bad_frames = self.frames_not_attached = self.frames_detached = 0
+        return drops
 
     def flush(self) -> list[int]:
         """Send what is held; return the lanes that have been full for too long."""

@@ -1,19 +1,31 @@
-"""An acceptor's row of numbers, and the calls that add to it.
+"""A process's row of numbers, and the calls that add to it.
 
 One writer per row, so an addition is a plain one: read, add, write. Each costs about 0.1
 microseconds, a histogram's 0.25. An incarnation goes on where the last one stopped, so that
-nothing ever steps back.
+nothing ever steps back; what is so only now is cleared by whoever sees a process end.
 """
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left
 from typing import TYPE_CHECKING
 
-from fastserve.metrics.catalog import CODES, ENDPOINTS, HTTP_REQUESTS, OFFSETS
+from fastserve.metrics.catalog import (
+    CODES,
+    ENDPOINTS,
+    HTTP_REQUESTS,
+    METRICS,
+    OFFSETS,
+    ROW_WORDS,
+    SERIES_AT,
+    Gauge,
+)
 
 if TYPE_CHECKING:
-    from fastserve.metrics.catalog import Counter, Gauge, Histogram
+    from collections.abc import Callable
+
+    from fastserve.metrics.catalog import Counter, Histogram
 
 _CODE_INDEX = {code: index for index, code in enumerate(CODES)}
 _ENDPOINT_INDEX = {endpoint: index for index, endpoint in enumerate(ENDPOINTS)}
@@ -30,12 +42,14 @@ class Meter:
     def __init__(self, row: memoryview[float]) -> None:
         self._row = row
 
+    @classmethod
+    def unread(cls) -> Meter:
+        """Make a meter whose numbers nobody reads."""
+        return cls(memoryview(array("d", bytes(8 * ROW_WORDS))))
+
     def count(self, counter: Counter, *values: str, by: float = 1.0) -> None:
         """Add to the series of `counter` with these label values, which must be declared."""
-        at = OFFSETS[counter.name]
-        if values:
-            at += counter.series.index(values)
-        self._row[at] += by
+        self._row[SERIES_AT[counter.name, values]] += by
 
     def request(self, endpoint: str, status: int) -> None:
         """Count an HTTP request; what is not declared counts as `other`."""
@@ -43,14 +57,33 @@ class Meter:
         column = _CODE_INDEX.get(str(status), _OTHER_CODE)
         self._row[_HTTP_REQUESTS_AT + row * len(CODES) + column] += 1.0
 
-    def set(self, gauge: Gauge, value: float) -> None:
-        """Say what is so now."""
-        self._row[OFFSETS[gauge.name]] = value
+    def set(self, gauge: Gauge, value: float, *, lane: int = 0) -> None:
+        """Say what is so now; `lane` is for what is told of each lane."""
+        self._row[OFFSETS[gauge.name] + lane] = value
 
-    def observe(self, histogram: Histogram, seconds: float) -> None:
-        """Count a duration in its bucket, and add it to the sum."""
+    def observe(self, histogram: Histogram, value: float) -> None:
+        """Count a duration or a number in its bucket, and add it to the sum."""
         at = OFFSETS[histogram.name]
         buckets = histogram.buckets
         row = self._row
-        row[at + bisect_left(buckets, seconds)] += 1.0
-        row[at + len(buckets) + 1] += seconds
+        row[at + bisect_left(buckets, value)] += 1.0
+        row[at + len(buckets) + 1] += value
+
+    def timer(self, histogram: Histogram) -> Callable[[float], None]:
+        """Return `observe` for one histogram, for where it is called for every token."""
+        row, buckets, first = self._row, histogram.buckets, OFFSETS[histogram.name]
+        sum_at = first + len(buckets) + 1
+
+        def observe(value: float) -> None:
+            row[first + bisect_left(buckets, value)] += 1.0
+            row[sum_at] += value
+
+        return observe
+
+    def clear_gauges(self) -> None:
+        """Say that nothing is so any more: the row's process has ended."""
+        for metric in METRICS:
+            if isinstance(metric, Gauge):
+                at = OFFSETS[metric.name]
+                for word in range(at, at + metric.words):
+                    self._row[word] = 0.0

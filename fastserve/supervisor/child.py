@@ -76,7 +76,8 @@ class ChildSpec:
 
 class Child:
     """A ChildSpec come alive. `entered_s`: since when it is in its state; `exited_s`: when its
-    incarnations exited (monotonic)."""
+    incarnations exited (monotonic). `failure`: why it says that it cannot become ready; `crash`:
+    the exception that it says escaped it."""
 
     def __init__(self, spec: ChildSpec, *, log_level: str, log_format: str) -> None:
         self.spec = spec
@@ -86,6 +87,7 @@ class Child:
         self.exit_code: int | None = None
         self.exited_s: list[float] = []
         self.failure = ""
+        self.crash = ""
         self._log_level = log_level
         self._log_format = log_format
 
@@ -101,7 +103,7 @@ class Child:
         self.enter(ChildState.STARTING)
         self.incarnation += 1
         self.exit_code = None
-        self.failure = ""
+        self.failure = self.crash = ""
         self.control, theirs = ControlSocket.pair()
         identity = Identity(
             name=self.spec.name,

@@ -32,10 +32,13 @@ def on_exit(
     return Verdict.STOP_ENGINE_DEAD if essential else Verdict.STOP_CRASH_LOOP
 
 
-def describe_exit(exit_code: int) -> str:
-    """Say in words how a process ended; a negative code is a signal, as multiprocessing has it."""
+def describe_exit(exit_code: int, *, error: str = "") -> str:
+    """Say in words how a process ended; a negative code is a signal, as multiprocessing has it.
+
+    `error`: the exception that it said had escaped it.
+    """
     if exit_code >= 0:
-        return f"exit code {exit_code}"
+        return error or f"exit code {exit_code}"
     try:
         return f"killed by {signal.Signals(-exit_code).name}"
     except ValueError:

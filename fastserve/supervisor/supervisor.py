@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from fastserve.control import (
     Beat,
+    Crashed,
     EngineGone,
     EngineSpawned,
     Failed,
@@ -83,7 +84,8 @@ class Supervisor:
     """One engine and its acceptors.
 
     `on_ready` is called once, `on_progress` as the model loads. `seen_s` tells when an acceptor's
-    event loop last ran, by its number (monotonic).
+    event loop last ran, by its number (monotonic). `on_exit` is called with every child that has
+    exited, `on_respawn` with one that is started again, and why: died or replaced.
     """
 
     def __init__(
@@ -97,6 +99,8 @@ class Supervisor:
         on_progress: Callable[[float], None],
         on_ready: Callable[[str], None],
         seen_s: Callable[[int], float],
+        on_exit: Callable[[Child], None] = lambda _: None,
+        on_respawn: Callable[[Child, str], None] = lambda _, __: None,
     ) -> None:
         self._engine = engine
         self._acceptors = acceptors
@@ -107,6 +111,8 @@ class Supervisor:
         self._on_progress = on_progress
         self._on_ready = on_ready
         self._seen_s = seen_s
+        self._tell_exit = on_exit
+        self._tell_respawn = on_respawn
         self._selector = selectors.DefaultSelector()
         self._outcome: Outcome | None = None
         self._engine_gone: EngineGone | None = None
@@ -197,7 +203,8 @@ class Supervisor:
         for lane, acceptor in enumerate(self._acceptors):
             if acceptor.state is not ChildState.RUNNING:
                 continue
-            silent_s = now_s - max(self._seen_s(lane), self._watching_s)
+            # A successor that has just become ready was not seen yet; its predecessor was.
+            silent_s = now_s - max(self._seen_s(lane), acceptor.entered_s, self._watching_s)
             if silent_s > self._deadlines.silent_timeout_s:
                 log.error(
                     "acceptor silent, killing it",
@@ -302,6 +309,8 @@ class Supervisor:
                 self._announce_when_ready()
             case Failed(reason):
                 child.failure = reason
+            case Crashed(error):
+                child.crash = error
             case Beat():
                 self._on_beat(message)
             case LaneStuck(lane, incarnation):
@@ -339,7 +348,8 @@ class Supervisor:
         was = child.state
         now_s = time.monotonic()
         code = child.reap(now_s=now_s)
-        how = child.failure or describe_exit(code)
+        how = child.failure or describe_exit(code, error=child.crash)
+        self._tell_exit(child)
         expected = was in (ChildState.DRAINING, ChildState.STOPPING)
         if child is self._engine:
             if self._outcome is None or not expected:
@@ -354,14 +364,13 @@ class Supervisor:
                 self._end(EXIT_CONFIG, child.failure)  # trying again cannot help
             elif expected and child not in self._killed_as_useless:
                 child.exited_s.pop()  # as asked, so no crash
+                self._tell_respawn(child, "replaced")
                 self._spawn(child)
             else:
                 self._on_acceptor_death(child, how, now_s=now_s)
 
     def _on_engine_death(self, how: str, *, failed_to_start: bool) -> None:
         reason = how if failed_to_start else f"the engine died: {how}"
-        if not failed_to_start:
-            log.error("engine died", how=how, next="clients are told")
         self._engine_gone = EngineGone(reason)
         for acceptor in self._acceptors:
             if acceptor.alive:
@@ -372,7 +381,13 @@ class Supervisor:
             now_s=time.monotonic(),
             policy=self._engine_policy,
         )
-        if verdict is Verdict.RESPAWN and self._ready and self._outcome is None:
+        respawn = verdict is Verdict.RESPAWN and self._ready and self._outcome is None
+        if not failed_to_start:
+            next_is = "it is respawned" if respawn else f"the server exits with {EXIT_ENGINE_DEAD}"
+            log.error(
+                "engine died", pid=self._engine.pid, how=how, next=f"clients are told, {next_is}"
+            )
+        if respawn:
             self._respawn_engine()
             return
         code = EXIT_CONFIG if failed_to_start else EXIT_ENGINE_DEAD
@@ -392,6 +407,7 @@ class Supervisor:
         self._engine_gone = None
         self._steps = 0
         self._progress_s = time.monotonic()
+        self._tell_respawn(self._engine, "died")
         self._spawn(self._engine)
         for acceptor in self._acceptors:
             if acceptor.alive:
@@ -406,10 +422,23 @@ class Supervisor:
             policy=self._policy,
         )
         if verdict is Verdict.RESPAWN:
-            log.warning("acceptor died, respawning it", acceptor=child.spec.name, how=how)
+            log.warning(
+                "acceptor died, respawning it",
+                acceptor=child.spec.name,
+                pid=child.pid,
+                how=how,
+                next="its requests are aborted, the others serve on",
+            )
+            self._tell_respawn(child, "died")
             self._spawn(child)
         else:
-            log.error("crash loop", acceptor=child.spec.name, how=how, next="the server exits")
+            log.error(
+                "crash loop",
+                acceptor=child.spec.name,
+                pid=child.pid,
+                how=how,
+                next=f"the server exits with {EXIT_CRASH_LOOP}",
+            )
             self._end(EXIT_CRASH_LOOP, f"{child.spec.name} crashes again and again: {how}")
 
     def _reap_orphans(self) -> None:

@@ -70,7 +70,7 @@ class Server:
             health = json.loads(self._get("/health", (200, 503)))
             families = list(text_string_to_metric_families(self._get("/metrics", (200,)).decode()))
         except (OSError, http.client.HTTPException, ValueError) as error:
-            raise NotReached(f"{self.url}: {error or type(error).__name__}") from error
+            raise NotReached(f"{self.url}: {str(error) or type(error).__name__}") from error
         samples: dict[str, list[Sample]] = {}
         for family in families:
             for name, labels, value, *_ in family.samples:

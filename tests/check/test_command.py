@@ -37,6 +37,12 @@ def test_what_would_start_is_well_and_leaves_nothing_behind(
     assert list(directory.iterdir()) == []
 
 
+def test_where_spans_go_is_told_if_they_are_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    endpoint = "http://127.0.0.1:4318/v1/traces"
+    assert main(["check", "--json", "--tracing-otlp-endpoint", endpoint]) == 0
+    assert endpoint in findings(capsys)["tracing"]["detail"]
+
+
 def test_a_busy_port_is_found(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])

@@ -17,12 +17,32 @@ from fastserve.generation import Finish, FinishReason, ModelCard, RequestId, Sam
 from fastserve.lane.client import LaneClient
 from fastserve.lane.messages import Abort, Attached, Heartbeat, Outputs, Submit
 from fastserve.lane.server import LaneServer
+from fastserve.metrics.board import Board
+from fastserve.metrics.catalog import (
+    ABORTS,
+    ENGINE_BATCH_SIZE,
+    ENGINE_STEP_TIME,
+    ENGINE_STEPS,
+    ENGINE_UP,
+    HEARTBEAT_AGE,
+    KV_CACHE_USAGE,
+    LANE_DROPS,
+    LAST_STEP_TIME,
+    NUM_RUNNING,
+    OFFSETS,
+    PREFIX_CACHE_HITS,
+    PREFIX_CACHE_QUERIES,
+    SERIES_AT,
+    Counter,
+)
+from fastserve.metrics.meter import Meter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
     from pathlib import Path
 
     from fastserve.engine.interface import Pump
+    from fastserve.metrics.catalog import Histogram, Metric
 
 KEY = bytes(32)
 DEADLINE_S = 20.0
@@ -83,7 +103,13 @@ class ScriptedEngine:
         return outputs
 
     def stats(self) -> EngineStats:
-        return EngineStats(num_running=len(self.running), num_waiting=0)
+        return EngineStats(
+            num_running=len(self.running),
+            num_waiting=0,
+            kv_cache_usage=0.5,
+            prefix_cache_queries=len(self.aborted) + 3,
+            prefix_cache_hits=2,
+        )
 
     def close(self) -> None:
         self.closed = True
@@ -95,6 +121,7 @@ class Running:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.engine = ScriptedEngine()
+        self.row = Board.make(1).engine_numbers()
         self.control, theirs = ControlSocket.pair()
         self._ours = ControlSocket(theirs)
         self._thread = threading.Thread(target=self._run)
@@ -108,7 +135,13 @@ class Running:
             in_flight_frames_max=1000,
             full_timeout_s=5,
         )
-        core = EngineCore(self.engine, lanes=lanes, control=self._ours, heartbeat_interval_s=0.02)
+        core = EngineCore(
+            self.engine,
+            lanes=lanes,
+            control=self._ours,
+            heartbeat_interval_s=0.02,
+            meter=Meter(self.row),
+        )
         core.start()
         core.run()
         lanes.close(linger_ms=0)
@@ -122,6 +155,14 @@ class Running:
             key=KEY,
             in_flight_frames_max=1000,
         )
+
+    def counted(self, metric: Metric, *values: str) -> float:
+        """The first word of what the engine tells on the board."""
+        known = isinstance(metric, Counter)
+        return self.row[SERIES_AT[metric.name, values] if known else OFFSETS[metric.name]]
+
+    def sum(self, histogram: Histogram) -> float:
+        return self.row[OFFSETS[histogram.name] + histogram.words - 1]
 
     def stop(self) -> None:
         self.control.send(Stop())
@@ -285,3 +326,54 @@ def test_the_core_ends_when_the_supervisor_is_gone(tmp_path: Path) -> None:
     running = Running(tmp_path)
     running.control.close()
     running.ended()
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    give_up_s = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < give_up_s
+        time.sleep(0.005)
+
+
+def test_steps_and_batches_are_on_the_board(running: Running) -> None:
+    client = running.client(1)
+    attached(client)
+    running.engine.step_s = 0.01
+    client.send(submit(7, max_tokens=3))
+    read(client, until=finished)
+    eventually(lambda: running.counted(ENGINE_STEPS) == 3)
+    assert running.sum(ENGINE_BATCH_SIZE) == 3
+    assert 0.03 <= running.sum(ENGINE_STEP_TIME) < DEADLINE_S
+    assert 0.01 <= running.counted(LAST_STEP_TIME) < DEADLINE_S
+    client.close()
+
+
+def test_a_heartbeat_is_on_the_board_too(running: Running) -> None:
+    client = running.client(1)
+    attached(client)
+    eventually(lambda: running.counted(ENGINE_UP) == 1)
+    assert 0 <= time.monotonic() - running.counted(HEARTBEAT_AGE) < DEADLINE_S
+    assert running.counted(KV_CACHE_USAGE) == 0.5
+    request = submit(7, max_tokens=10**9)
+    client.send(request)
+    eventually(lambda: running.counted(NUM_RUNNING) == 1)
+    client.send(Abort([request.request_id]))
+    eventually(lambda: running.counted(NUM_RUNNING) == 0)
+    # What the engine counts from its own beginning is added once, however often it says so.
+    eventually(lambda: running.counted(PREFIX_CACHE_QUERIES) == 4)
+    assert running.counted(PREFIX_CACHE_HITS) == 2
+    client.close()
+
+
+def test_what_dies_with_an_acceptor_is_counted(running: Running) -> None:
+    client = running.client(1)
+    attached(client)
+    client.send(submit(7, max_tokens=10**9))
+    client.send(submit(8, max_tokens=10**9))
+    read(client, until=lambda messages: bool(outputs_of(messages)))
+    eventually(lambda: len(running.engine.running) == 2)
+    running.control.send(LaneClosed(1, 0))
+    eventually(lambda: running.counted(ABORTS, "lane_closed") == 2)
+    client.send(submit(9))
+    eventually(lambda: running.counted(LANE_DROPS, "stale_submit") == 1)
+    client.close()

@@ -139,6 +139,28 @@ def test_a_prompt_goes_in_as_token_ids_and_nothing_needs_a_tokenizer(model: Path
         assert llm.arguments["skip_tokenizer_init"] is True
 
 
+@pytest.mark.parametrize("takes", [True, False])
+def test_a_trace_is_handed_on_where_the_library_takes_it(
+    model: Path, library: Any, monkeypatch: pytest.MonkeyPatch, takes: bool
+) -> None:
+    given: list[Any] = []
+    plain = library.LLM.generate_async
+
+    def with_trace(
+        self: Any, inputs: Any, sampling_params: Any, streaming: bool, trace_headers: Any = None
+    ) -> Any:
+        given.append(trace_headers)
+        return plain(self, inputs, sampling_params, streaming=streaming)
+
+    if takes:
+        monkeypatch.setattr(library.LLM, "generate_async", with_trace)
+    headers = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
+    with loaded(model) as (engine, llm):
+        request_of(engine, llm, dataclasses.replace(submit(), trace_headers=headers))
+        request_of(engine, llm, submit(TWO))
+    assert given == ([headers, None] if takes else [])
+
+
 def test_all_that_has_come_is_one_step(model: Path) -> None:
     with loaded(model) as (engine, llm):
         first = request_of(engine, llm, submit(ONE))

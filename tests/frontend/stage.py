@@ -16,6 +16,7 @@ from fastserve.errors import Overloaded
 from fastserve.frontend.exchanges import Frontend
 from fastserve.frontend.liveness import Liveness
 from fastserve.frontend.model import Model
+from fastserve.frontend.observing import Observer
 from fastserve.frontend.state import ServingState
 from fastserve.generation import Finish, FinishReason, ModelCard
 from fastserve.http1.exchange import Exchange
@@ -23,6 +24,7 @@ from fastserve.http1.parser import parse_head
 from fastserve.lane.ids import request_ids
 from fastserve.lane.messages import Abort, Heartbeat, Outputs, Submit
 from fastserve.metrics.board import Board
+from fastserve.metrics.exposition import ServerInfo
 from fastserve.metrics.meter import Meter
 from fastserve.text.byte_level import BYTE_TO_CHARACTER
 
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from fastserve.frontend.response_store import ResponseStore
+    from fastserve.frontend.tracing import Tracer
     from fastserve.generation import TokenLogprob
     from fastserve.lane.messages import ToEngine
 
@@ -163,20 +166,28 @@ class Stage:
         requests_in_flight_max: int = 1000,
         off_loop_bytes_min: int = 1 << 20,
         response_store: ResponseStore | None = None,
+        tracer: Tracer | None = None,
+        log_prompts: bool = False,
     ) -> None:
         self.inbox: list[ToEngine] = []
         self.full = False
         self.calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self.liveness = Liveness(stall_unhealthy_s=1e9)
         self.state = ServingState(self.liveness)
-        self.board = Board.make(1)
+        self.board = Board.make(1, recent_max=8)
         self.frontend = Frontend(
             loop=self,  # type: ignore[arg-type] # as much of a loop as a frontend uses
             engine=self,
             request_ids=request_ids(lane=3, incarnation=1),
             state=self.state,
             board=self.board,
-            meter=Meter(self.board.numbers(0)),
+            info=ServerInfo(version="0"),
+            observer=Observer(
+                Meter(self.board.numbers(0)),
+                recent=self.board.recent(0),
+                tracer=tracer,
+                log_prompts=log_prompts,
+            ),
             requests_in_flight_max=requests_in_flight_max,
             off_loop_bytes_min=off_loop_bytes_min,
             response_store=response_store,

@@ -120,8 +120,9 @@ def test_a_frame_that_we_did_not_sign_is_counted_and_dropped(
         messages: list[object] = []
         while (server.bad_frames < 2 or not messages) and time.monotonic() < deadline_s:
             messages += received(server, number=1)
-    assert server.bad_frames == 2
     assert messages == [Abort([])]
+    assert server.take_drops() == {"bad": 2, "not_attached": 0, "detached": 0}
+    assert not any(server.take_drops().values())
 
 
 def test_a_full_lane_is_held_then_given_up_and_never_blocks(
@@ -135,6 +136,11 @@ def test_a_full_lane_is_held_then_given_up_and_never_blocks(
         server.send(3, beat)
         stalled = server.flush()
     assert stalled == [3]
+    held = server.held()[3]
+    assert held > 0
+    server.detach(3)
+    assert server.held() == {}
+    assert server.take_drops() == {"bad": 0, "not_attached": 0, "detached": held}
 
 
 def test_what_was_held_arrives_in_order_once_there_is_room(
@@ -218,6 +224,7 @@ def test_a_lane_that_is_not_attached_takes_nothing(server: LaneServer) -> None:
     server.send(5, Heartbeat(ready=True, num_running=0, num_waiting=0, steps=0))
     assert server.flush() == []
     assert server.incarnation(5) == -1
+    assert server.take_drops()["not_attached"] == 1
 
 
 def test_a_closed_end_takes_and_gives_nothing(client: LaneClient) -> None:

@@ -2,30 +2,39 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from prometheus_client.parser import text_string_to_metric_families
 
 from fastserve.metrics.board import Board
 from fastserve.metrics.catalog import (
     ABORTS,
     CONNECTIONS,
+    ENGINE_STEPS,
+    ENGINE_UP,
+    HEARTBEAT_AGE,
+    INTER_TOKEN_LATENCY,
+    KV_CACHE_USAGE,
+    LANE_FRAMES_HELD,
     METRICS,
+    NUM_RUNNING,
     PREFIX,
     PROMPT_TOKENS,
     REQUEST_SUCCESS,
     TIME_TO_FIRST_TOKEN,
     Counter,
 )
-from fastserve.metrics.exposition import EngineNumbers, expose
+from fastserve.metrics.exposition import ServerInfo, expose
 from fastserve.metrics.meter import Meter
 
-ENGINE = EngineNumbers(
-    num_running=3, num_waiting=1, kv_cache_usage=0.5, steps=9, heartbeat_age_s=0.25
-)
+NOW_S = 1000.0
+INFO = ServerInfo(version="1", engine="sim", settings={"frontends": "2"})
 
 
-def scrape(board: Board, engine: EngineNumbers | None = ENGINE) -> dict[str, float]:
+def scrape(board: Board, *names: str) -> dict[str, float]:
     """Samples as `name{label=value}` to their values."""
-    text = expose(board.all_numbers(), engine=engine, info={"version": "1"}).decode()
+    info = replace(INFO, names=names or INFO.names)
+    text = expose(board.all_numbers(), info=info, model="m", now_s=NOW_S).decode()
     samples = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -62,16 +71,42 @@ def test_a_histogram_counts_each_duration_once() -> None:
 def test_gauges_have_one_series_each() -> None:
     board = Board.make(2)
     Meter(board.numbers(1)).set(CONNECTIONS, 5)
+    engine = Meter(board.engine_numbers())
+    engine.set(NUM_RUNNING, 3)
+    engine.set(KV_CACHE_USAGE, 0.5)
+    engine.set(LANE_FRAMES_HELD, 7, lane=1)
+    engine.set(HEARTBEAT_AGE, NOW_S - 0.25)
     samples = scrape(board)
     assert samples["fastserve_connections{acceptor=0}"] == 0
     assert samples["fastserve_connections{acceptor=1}"] == 5
     assert samples["fastserve_num_requests_running"] == 3
     assert samples["fastserve_kv_cache_usage_perc"] == 0.5
+    assert samples["fastserve_engine_heartbeat_age_seconds"] == 0.25
+    assert samples["fastserve_lane_frames_held{lane=1}"] == 7
+    assert "fastserve_lane_frames_held{lane=2}" not in samples
+
+
+def test_what_was_so_of_a_process_is_not_so_when_it_has_ended() -> None:
+    board = Board.make(1)
+    engine = Meter(board.engine_numbers())
+    engine.set(ENGINE_UP, 1)
+    engine.set(LANE_FRAMES_HELD, 7, lane=0)
+    engine.count(ENGINE_STEPS, by=9)
+    engine.clear_gauges()
+    samples = scrape(board)
+    assert samples["fastserve_engine_up"] == 0
+    assert samples["fastserve_lane_frames_held{lane=0}"] == 0
     assert samples["fastserve_engine_steps_total"] == 9
 
 
+def test_the_server_says_what_it_is_and_how_it_was_asked_to_run() -> None:
+    samples = scrape(Board.make(1))
+    assert samples["fastserve_build_info{model=m,python=,version=1}"] == 1
+    assert samples["fastserve_config_info{engine=sim,frontends=2}"] == 1
+
+
 def test_every_family_is_there_before_the_first_request() -> None:
-    samples = scrape(Board.make(1), engine=None)
+    samples = scrape(Board.make(1))
     for metric in METRICS:
         name = PREFIX + metric.name + ("_total" if isinstance(metric, Counter) else "")
         assert any(sample.startswith(name) for sample in samples), name
@@ -95,6 +130,23 @@ def test_a_successor_goes_on_counting() -> None:
 
 def test_scrapes_of_a_resting_server_are_identical() -> None:
     board = Board.make(2)
-    assert expose(board.all_numbers(), engine=ENGINE, info={}) == expose(
-        board.all_numbers(), engine=ENGINE, info={}
+    first, second = (
+        expose(board.all_numbers(), info=INFO, model="m", now_s=now_s) for now_s in (1.0, 2.0)
     )
+    assert first == second
+
+
+def test_a_timer_counts_as_observe_does() -> None:
+    board = Board.make(2)
+    seconds = (0.0, 0.001, 0.0011, 0.3, 99.0)
+    for lane, observe in enumerate(
+        (
+            lambda each: Meter(board.numbers(0)).observe(INTER_TOKEN_LATENCY, each),
+            Meter(board.numbers(1)).timer(INTER_TOKEN_LATENCY),
+        )
+    ):
+        assert not any(board.numbers(lane))
+        for each in seconds:
+            observe(each)
+    assert any(board.numbers(0))
+    assert list(board.numbers(0)) == list(board.numbers(1))

@@ -41,3 +41,8 @@ def test_an_engine_is_not_respawned_by_default() -> None:
 )
 def test_an_exit_in_words(code: int, words: str) -> None:
     assert describe_exit(code) == words
+
+
+def test_an_exception_says_more_than_an_exit_code_and_less_than_a_signal() -> None:
+    assert describe_exit(1, error="ValueError: no") == "ValueError: no"
+    assert describe_exit(-9, error="ValueError: no") == "killed by SIGKILL"

@@ -250,8 +250,13 @@ class _Runner:
         sampling_params = self._translator.translate(params, max_tokens=max_tokens)
         cursor = Cursor(submit.request_id, params, eos_token_ids=self._card.eos_token_ids)
         self._waiting.add(submit.request_id)
+        traced = self._library.takes_trace_headers and submit.trace_headers
         self._loop.submit(
-            submit.request_id, submit.prompt_token_ids, sampling_params, cursor=cursor
+            submit.request_id,
+            submit.prompt_token_ids,
+            sampling_params,
+            cursor=cursor,
+            more={"trace_headers": submit.trace_headers} if traced else None,
         )
         # Before the first request there are no statistics to read.
         if self._stats_wanted and self._stats is None:
