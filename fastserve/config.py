@@ -24,6 +24,7 @@ from fastserve.config_http import (
     seconds,
 )
 from fastserve.config_observing import LogConfig, MetricsConfig, TracingConfig
+from fastserve.config_trtllm import TrtLlmConfig
 from fastserve.errors import ConfigError
 from fastserve.settings import Section, render_toml, setting
 from fastserve.sources import (
@@ -55,7 +56,11 @@ class ServerConfig(Section):
     # Two also keeps one acceptor answering while the other is respawned. 64 is the width of the
     # lane in a request id.
     frontends: int = setting(
-        2, "Acceptor processes, each with an HTTP frontend.", at_least=1, at_most=64
+        2,
+        "Acceptor processes, each with an HTTP frontend.",
+        at_least=1,
+        at_most=64,
+        aliases=("num_serve_frontends",),
     )
     model: str | None = setting(
         None,
@@ -242,6 +247,7 @@ class EngineConfig(Section):
         unit="tokens",
         at_least=1,
         at_most=1 << 24,
+        aliases=("max_seq_len",),
     )
     max_num_seqs: int = setting(
         0,
@@ -249,6 +255,7 @@ class EngineConfig(Section):
         unit="requests",
         at_least=0,
         at_most=65_536,
+        aliases=("max_batch_size",),
     )
     respawn: int = setting(
         0,
@@ -299,49 +306,6 @@ class LlamaCppConfig(Section):
         unit="tokens",
         at_least=64,
         at_most=1 << 30,
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrtLlmConfig(Section):
-    """The trtllm engine; [engine] says what it batches and how long a sequence is."""
-
-    section: ClassVar[str] = "trtllm"
-
-    tensor_parallel_size: int = setting(
-        1, "GPUs that share each layer.", unit="GPUs", at_least=1, at_most=1024
-    )
-    pipeline_parallel_size: int = setting(
-        1, "Groups of GPUs that share the layers.", unit="groups", at_least=1, at_most=1024
-    )
-    moe_expert_parallel_size: int | None = setting(
-        None,
-        "GPUs that share the experts of a mixture; not set: the library's choice.",
-        unit="GPUs",
-        at_least=1,
-        at_most=1024,
-    )
-    max_num_tokens: int = setting(
-        8192, "Tokens in one step, prompts included.", unit="tokens", at_least=1, at_most=1 << 24
-    )
-    enable_chunked_prefill: bool = setting(
-        False, "Whether a prompt longer than max_num_tokens is read in pieces, or refused."
-    )
-    kv_cache_free_gpu_memory_fraction: float = setting(
-        0.9,
-        "How much of the memory that the weights leave free the KV cache takes.",
-        unit="share",
-        at_least=0.01,
-        at_most=1,
-    )
-    kv_cache_dtype: str = setting("auto", "The KV cache's type of number.", placeholder="TYPE")
-    dtype: str = setting("auto", "The weights' type of number.", placeholder="TYPE")
-    trust_remote_code: bool = setting(False, "Whether code that comes with the model may run.")
-    enable_iter_perf_stats: bool = setting(
-        False, "Whether the library counts KV cache usage, at some cost per step."
-    )
-    extra_options_path: str | None = setting(
-        None, "A YAML file of further arguments for the library; it wins.", placeholder="PATH"
     )
 
 

@@ -42,6 +42,7 @@ from fastserve.supervisor.policy import RespawnPolicy
 from fastserve.supervisor.run_directory import RunDirectory
 from fastserve.supervisor.signals import Signals
 from fastserve.supervisor.supervisor import Deadlines, Supervisor
+from fastserve.world import is_launched, refuse_copies, refuse_respawn
 
 if TYPE_CHECKING:
     from fastserve.config import Config
@@ -57,9 +58,6 @@ _SECRET_VARIABLES = ("FASTSERVE_API_KEY",)
 # The tokenizer's library would start threads of its own for each process.
 _ACCEPTOR_ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false"}
 
-# Set by an MPI launcher for each of its ranks (Open MPI, MPICH and its kin, Slurm).
-_LAUNCHERS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
-
 
 def launch(config: Config) -> int:
     """Run a server until it ends; return its exit code. Raises ConfigError before any process."""
@@ -70,6 +68,10 @@ def launch(config: Config) -> int:
     logging.log_uncaught()
     check_model(config.server.model)
     check_tracing(config.tracing.otlp_endpoint)
+    if config.server.engine == "trtllm":
+        refuse_copies(os.environ)
+        if config.engine.respawn:
+            refuse_respawn(os.environ)
     for name in _SECRET_VARIABLES:
         os.environ.pop(name, None)
     credentials = credential_files(config)
@@ -197,7 +199,7 @@ def _engine(shared: _Shared) -> ChildSpec:
         ),
         essential=True,
         own_session=True,
-        keep_mpi=any(name in os.environ for name in _LAUNCHERS),
+        keep_mpi=is_launched(os.environ),
         environment=_ENGINE_ENVIRONMENT,
     )
 

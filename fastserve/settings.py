@@ -56,6 +56,7 @@ class _Declaration:
     at_most: float | None
     placeholder: str
     secret: bool
+    aliases: tuple[str, ...]
 
 
 def setting(
@@ -67,11 +68,13 @@ def setting(
     at_most: float | None = None,
     placeholder: str = "",
     secret: bool = False,
+    aliases: tuple[str, ...] = (),
 ) -> T:
     """Declare a field of a Section. `meaning` says what it does and what happens at a limit.
 
     A number must have both bounds, which belong to its range: every limit has a limit.
     `placeholder` stands for the value in the help. A `secret` is never shown, not even a wrong one.
+    `aliases` are further names for its flag: those that people know from another server.
     """
     declaration = _Declaration(
         meaning=meaning,
@@ -80,6 +83,7 @@ def setting(
         at_most=at_most,
         placeholder=placeholder,
         secret=secret,
+        aliases=aliases,
     )
     return dataclasses.field(default=default, metadata={"declaration": declaration})
 
@@ -108,6 +112,10 @@ class Setting:
     def flag(self) -> str:
         words = self.name if self.section == BARE_SECTION else f"{self.section}_{self.name}"
         return "--" + words.replace("_", "-")
+
+    @property
+    def alias_flags(self) -> tuple[str, ...]:
+        return tuple("--" + alias.replace("_", "-") for alias in self.declaration.aliases)
 
     @property
     def variable(self) -> str:

@@ -201,16 +201,24 @@ def parser_of(config: DataclassInstance, *, prog: str, description: str, epilog:
 
 def _add_flag(group: argparse._ArgumentGroup, one: Setting) -> None:
     text = f"{one.declaration.meaning} [{one.remarks}]".replace("%", "%%")
-    if one.kind is bool:
-        group.add_argument(one.flag, dest=one.key, action=argparse.BooleanOptionalAction, help=text)
-    else:
-        group.add_argument(
-            one.flag,
-            dest=one.key,
-            metavar=one.placeholder,
-            action="append" if one.listed else "store",
-            help=text,
-        )
+    if one.declaration.aliases:
+        text += f" Also {', '.join(f'--{alias}' for alias in one.declaration.aliases)}."
+    # One line of help for all of its names.
+    for flags, shown_text in ((one.flag,), text), (one.alias_flags, argparse.SUPPRESS):
+        if not flags:
+            continue
+        if one.kind is bool:
+            group.add_argument(
+                *flags, dest=one.key, action=argparse.BooleanOptionalAction, help=shown_text
+            )
+        else:
+            group.add_argument(
+                *flags,
+                dest=one.key,
+                metavar=one.placeholder,
+                action="append" if one.listed else "store",
+                help=shown_text,
+            )
 
 
 def parse_command_line(
@@ -230,7 +238,7 @@ def parse_command_line(
             # A list is as many flags, and commas separate within one.
             value=",".join(given[one.key]) if one.listed else given[one.key],
             text=not isinstance(given[one.key], bool),  # --x and --no-x come as booleans
-            origin=one.flag,
+            origin=_as_typed(one, argv),
         )
         for one in all_settings(config)
         if one.key in given
@@ -240,6 +248,12 @@ def parse_command_line(
         config_path=given.get("config"),
         source=Source(entries, _unknown_words(unknown, parser)),
     )
+
+
+def _as_typed(one: Setting, argv: Sequence[str]) -> str:
+    """By which of its names the setting was given."""
+    typed = (word.partition("=")[0] for word in argv)
+    return next((name for name in typed if _dashed(name) in one.alias_flags), one.flag)
 
 
 def _dashed(word: str) -> str:

@@ -407,7 +407,8 @@ def test_help_shows_every_setting_its_range_and_its_default() -> None:
 
 def test_names_are_unique_and_say_their_unit() -> None:
     endings = {"seconds": "_s", "milliseconds": "_ms", "tokens per second": "_tokens_per_s"}
-    assert len({one.flag for one in SETTINGS}) == len(SETTINGS)
+    flags = [flag for one in SETTINGS for flag in (one.flag, *one.alias_flags)]
+    assert len(set(flags)) == len(flags)
     for one in SETTINGS:
         unit = one.declaration.unit
         assert one.name.endswith(endings.get(unit, "")), one.key

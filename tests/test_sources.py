@@ -20,7 +20,8 @@ class Lamp(Section):
 
     lit: bool = setting(False, "Whether it is 100% lit.")
     night_light: bool = setting(True, "Whether it glimmers.")
-    bulbs: int = setting(1, "Bulbs.", at_least=1, at_most=9)
+    bulbs: int = setting(1, "Bulbs.", at_least=1, at_most=9, aliases=("lamps", "light_bulbs"))
+    dimmed: bool = setting(False, "Whether it is dimmed.", aliases=("dim_it",))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +68,36 @@ def test_a_switch_takes_no_other_value(argv: str, environ: dict[str, str], probl
         house(argv, environ)
     # Python 3.11 and 3.12 differ in how they list a flag's names.
     assert str(refusal.value).replace("--lamp-lit, --no", "--lamp-lit/--no") == problem
+
+
+@pytest.mark.parametrize(
+    ("argv", "lamp"),
+    [
+        ("--lamps 2", Lamp(bulbs=2)),
+        ("--light_bulbs=3", Lamp(bulbs=3)),
+        ("--light-bulbs 3", Lamp(bulbs=3)),
+        ("--lamps 2 --lamp-bulbs 4", Lamp(bulbs=4)),
+        ("--lamp-bulbs 4 --lamps 2", Lamp(bulbs=2)),
+        ("--dim_it", Lamp(dimmed=True)),
+        ("--dim-it --no_dim_it", Lamp()),
+    ],
+)
+def test_a_setting_answers_to_its_other_names(argv: str, lamp: Lamp) -> None:
+    assert house(argv).lamp == lamp
+
+
+def test_what_is_wrong_is_told_by_the_name_that_was_given() -> None:
+    for name in ("--lamps", "--light_bulbs", "--light-bulbs", "--lamp-bulbs"):
+        with pytest.raises(ConfigError) as refusal:
+            house(f"{name}=10")
+        assert str(refusal.value) == f"lamp.bulbs: 10 is not from 1 to 9 (from {name})"
+
+
+def test_other_names_take_one_line_of_help() -> None:
+    text = parser_of(House(), prog="house", description="A house.", epilog="The end.").format_help()
+    words = " ".join(text.split())
+    assert "--lamp-bulbs N Bulbs. [1 to 9; default: 1] Also --lamps, --light_bulbs." in words
+    assert text.count("--light_bulbs") == 1
 
 
 def test_help_shows_both_ways_and_takes_a_percent_sign() -> None:

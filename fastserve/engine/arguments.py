@@ -14,8 +14,8 @@ if TYPE_CHECKING:
         LlamaCppConfig,
         ServerConfig,
         SimConfig,
-        TrtLlmConfig,
     )
+    from fastserve.config_trtllm import TrtLlmConfig
     from fastserve.metrics.board import Board
 
 

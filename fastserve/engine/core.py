@@ -64,7 +64,7 @@ class EngineCore:
     def start(self) -> None:
         """Load the model; the acceptors learn what it is as soon as that is read.
 
-        Raises StartError.
+        Raises StartError, and SystemExit if told to stop meanwhile.
         """
         self._card = self._engine.describe()
         self._pump()
@@ -90,6 +90,9 @@ class EngineCore:
     def _on_progress(self, share: float) -> None:
         self._control.send(Progress(share))
         self._pump()
+        if self._stopping:
+            # Nobody waits for the model any more, and loading it may take minutes.
+            raise SystemExit(0)
 
     def _pump(self, *, fd: int | None = None, timeout_s: float = 0.0) -> bool:
         """Serve until `fd` is readable (True) or `timeout_s` has passed (False): a Pump."""

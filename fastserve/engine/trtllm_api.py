@@ -29,11 +29,24 @@ if TYPE_CHECKING:
 # What trtllm-serve allows by default; the KV cache limits how many really run.
 _BATCH_SIZE_DEFAULT = 2048
 
-# What the card, the tokenizer or the cursors of results depend on, so a file may not change it.
-_OURS = (
-    "model", "tokenizer", "tokenizer_mode", "skip_tokenizer_init", "max_seq_len", "max_beam_width",
-    "num_postprocess_workers", "postprocess_tokenizer_dir",
-)  # fmt: skip
+# What the card, the tokenizer, the cursors of results or the watch over ranks depend on, so a file
+# may not change it; and what to do instead, where there is something.
+_OURS = {
+    "model": "--model",
+    "max_seq_len": "--max_seq_len",
+    "num_serve_frontends": "--frontends",
+    "tokenizer": "", "tokenizer_mode": "", "skip_tokenizer_init": "", "max_beam_width": "",
+    "num_postprocess_workers": "", "postprocess_tokenizer_dir": "", "executor_cls": "",
+    "_mpi_session": "",
+}  # fmt: skip
+
+# What puts ranks into processes that are not on this host's list, or not ours to kill: their death
+# would be nobody's news. The variable chooses ray, and makes a frontend of another server's engine.
+_ORCHESTRATORS = ("rpc", "ray")
+_VARIABLES = {
+    "TLLM_DISABLE_MPI": "it chooses the ray orchestrator",
+    "TLLM_EXECUTOR_ATTACH_INFO": "it attaches to the engine of another server",
+}
 
 # Without these no request can be put, so a version that lacks one is refused at start-up.
 _SAMPLING_FIELDS = frozenset(
@@ -205,10 +218,25 @@ def read_extra_options(path: Path) -> dict[str, object]:
         raise StartError(f"{path}: reading YAML needs PyYAML (pip install pyyaml)") from error
     except (OSError, msgspec.DecodeError) as error:
         raise StartError(f"{path}: {error}") from error
-    for name in _OURS:
+    for name, instead in _OURS.items():
         if extra and name in extra:
-            raise StartError(f"{path}: {name} is fastserve's to set")
-    return extra or {}
+            hint = f": {instead}" if instead else ""
+            raise StartError(f"{path}: {name} is fastserve's to set{hint}")
+    extra = extra or {}
+    if extra.get("orchestrator_type") in _ORCHESTRATORS:
+        raise StartError(
+            f"{path}: orchestrator_type {extra['orchestrator_type']} is not supported: its ranks "
+            "are not processes whose death can be seen here, nor which could be ended; leave it "
+            "out, and ranks are MPI's"
+        )
+    return extra
+
+
+def refuse_variables(environ: Mapping[str, str]) -> None:
+    """Raise StartError for variables with which the library would start no engine of its own."""
+    for name, effect in _VARIABLES.items():
+        if environ.get(name, "0") not in ("", "0"):
+            raise StartError(f"{name} is set: {effect}, which is not supported; unset it")
 
 
 def llm_arguments(

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 # carries it would join, or break, somebody else's MPI world.
 _MPI_PREFIXES = (
     "OMPI_", "PMIX_", "PMI_", "SLURM_", "UCX_", "I_MPI_", "HYDRA_", "HYDI_", "MPICH_",
-    "MPI_LOCAL", "MV2_", "CRAY_", "KMP_",
+    "MPI_LOCAL", "MV2_", "CRAY_", "KMP_", "TLLM_SPAWN_PROXY_PROCESS", "tllm_mpi_size",
 )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import select
 import threading
 import time
@@ -142,8 +143,10 @@ class Running:
             heartbeat_interval_s=0.02,
             meter=Meter(self.row),
         )
-        core.start()
-        core.run()
+        # Told to stop before the model was there.
+        with contextlib.suppress(SystemExit):
+            core.start()
+            core.run()
         lanes.close(linger_ms=0)
 
     def client(self, lane: int, *, incarnation: int = 0) -> LaneClient:
@@ -377,3 +380,35 @@ def test_what_dies_with_an_acceptor_is_counted(running: Running) -> None:
     client.send(submit(9))
     eventually(lambda: running.counted(LANE_DROPS, "stale_submit") == 1)
     client.close()
+
+
+def test_a_stop_while_the_model_loads_ends_the_loading(tmp_path: Path) -> None:
+    class Slow(ScriptedEngine):
+        def load(self, progress: Callable[[float], None]) -> None:
+            give_up_s = time.monotonic() + DEADLINE_S
+            while time.monotonic() < give_up_s:
+                progress(0.5)
+
+    control, theirs = ControlSocket.pair()
+    ours = ControlSocket(theirs)
+    lanes = LaneServer(
+        run_directory=tmp_path,
+        engine_incarnation=0,
+        key=KEY,
+        in_flight_frames_max=1000,
+        full_timeout_s=5,
+    )
+    control.send(Stop())
+    core = EngineCore(
+        Slow(),
+        lanes=lanes,
+        control=ours,
+        heartbeat_interval_s=0.02,
+        meter=Meter(Board.make(1).engine_numbers()),
+    )
+    with pytest.raises(SystemExit) as left:
+        core.start()
+    assert left.value.code == 0
+    lanes.close(linger_ms=0)
+    control.close()
+    ours.close()

@@ -17,19 +17,14 @@ import time
 from typing import TYPE_CHECKING
 
 from fastserve.engine import llama
+from fastserve.engine.checks import check_request, refuse_script
 from fastserve.engine.cpus import available_cpus
 from fastserve.engine.interface import EngineStats, StepOutputs
 from fastserve.engine.model_files import describe_gguf, resolve_model
 from fastserve.engine.offload import Offload
 from fastserve.engine.sampler import Sampler, token_logprob
 from fastserve.engine.schedule import Request, Schedule, slot_of
-from fastserve.errors import (
-    ConfigError,
-    ContextLengthExceeded,
-    GenerationFailed,
-    InvalidRequest,
-    StartError,
-)
+from fastserve.errors import ConfigError, GenerationFailed, StartError
 from fastserve.generation import Finish, FinishReason
 from fastserve.log import get_logger
 
@@ -196,6 +191,7 @@ class _Runner:
         prefill_chunk_tokens: int,
         threads: int,
     ) -> None:
+        self._card = card
         self._vocab_size = model.vocab_size
         self._max_seq_len = card.max_seq_len
         self._kv_cache_tokens = num_seqs * card.max_seq_len
@@ -230,7 +226,9 @@ class _Runner:
 
     def add(self, submit: Submit) -> None:
         params = submit.sampling
-        self._check(submit)
+        # A bad id would fail the whole batch.
+        refuse_script(submit)
+        check_request(submit, card=self._card, vocab_size=self._vocab_size)
         ending = self._eos_token_ids.union(params.stop_token_ids)
         self._schedule.add(
             Request(
@@ -246,32 +244,6 @@ class _Runner:
                 ),
             )
         )
-
-    def _check(self, submit: Submit) -> None:
-        """Raise InvalidRequest for what cannot run; a bad id would fail the whole batch."""
-        prompt = submit.prompt_token_ids
-        params = submit.sampling
-        if submit.sim is not None:
-            raise InvalidRequest("this engine is not simulated", param="sim")
-        if not prompt:
-            raise InvalidRequest("the prompt has no tokens", param="prompt")
-        if len(prompt) >= self._max_seq_len:
-            raise ContextLengthExceeded(
-                f"the prompt has {len(prompt)} tokens; with one of answer, the model's context "
-                f"holds {self._max_seq_len}"
-            )
-        if params.max_tokens < 1:
-            raise InvalidRequest("max_tokens is less than 1", param="max_tokens")
-        for param, ids in (
-            ("prompt", prompt),
-            ("logit_bias", params.logit_bias),
-            ("stop_token_ids", params.stop_token_ids),
-        ):
-            if ids and not (min(ids) >= 0 and max(ids) < self._vocab_size):
-                raise InvalidRequest(
-                    f"{param} has a token id that is not within 0 to {self._vocab_size - 1}",
-                    param=param,
-                )
 
     def abort(self, request_ids: Collection[RequestId]) -> None:
         decoding = len(self._decoding)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 
+from fastserve.engine.checks import check_request
 from fastserve.engine.interface import EngineStats, StepOutputs
 from fastserve.errors import InvalidRequest, StartError
 from fastserve.generation import Finish, FinishReason, TokenLogprob
@@ -68,15 +69,18 @@ class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class _Request:
     """A running or waiting request: the next word, how many are left, and its script, if any."""
 
-    __slots__ = ("cursor", "done", "id", "left", "prefill_left", "ready_at_s", "script", "submit")
+    __slots__ = (
+        "cursor", "done", "id", "left", "max_tokens", "prefill_left", "ready_at_s", "script",
+        "submit",
+    )  # fmt: skip
 
-    def __init__(self, submit: Submit, script: Script | None) -> None:
+    def __init__(self, submit: Submit, script: Script | None, *, max_tokens: int) -> None:
         self.id = submit.request_id
         self.submit = submit
         self.script = script
         prompt = array("Q", submit.prompt_token_ids).tobytes()
         self.cursor = zlib.crc32(prompt, submit.sampling.seed or 0)
-        self.left = submit.sampling.max_tokens
+        self.left = self.max_tokens = max_tokens
         self.prefill_left = len(submit.prompt_token_ids)
         self.done = 0
         self.ready_at_s = time.monotonic() + (script.delay_ms / 1000 if script else 0.0)
@@ -115,12 +119,14 @@ class SimEngine:
         progress(1.0)
 
     def add(self, request: Submit) -> None:
+        assert self._card is not None, "described before anything is added"
+        max_tokens = check_request(request, card=self._card, vocab_size=self._card.vocab_size)
         script = None
         if request.sim is not None:
             script = self._read_script(request.sim)
         elif request.sampling.logprobs is not None or request.sampling.stop_token_ids:
             script = Script()  # an empty one: the careful way, which the hot path has no time for
-        self._waiting.append(_Request(request, script))
+        self._waiting.append(_Request(request, script, max_tokens=max_tokens))
 
     def abort(self, request_ids: Collection[RequestId]) -> None:
         for request_id in request_ids:
@@ -228,7 +234,7 @@ class SimEngine:
         if script.fail_at == at:
             finish = Finish(reason=FinishReason.ERROR, error=f"scripted to fail at step {at}")
         elif script.token_ids is None:
-            tokens = [self._words[(request.cursor + at) % len(self._words)]]
+            tokens = [self._word(request)]
         elif at < len(script.token_ids):
             tokens = [script.token_ids[at]]
         else:
@@ -237,14 +243,24 @@ class SimEngine:
         finish = finish or self._finish_after(request, script, tokens[0])
         self._put(step, request, tokens, finish)
 
+    def _word(self, request: _Request) -> int:
+        """The next word; a stop id is passed over while it may not be chosen."""
+        words, sampling = self._words, request.submit.sampling
+        if request.done < sampling.min_tokens:
+            for _ in words:
+                if words[(request.cursor + request.done) % len(words)] in sampling.stop_token_ids:
+                    request.cursor += 1
+        return words[(request.cursor + request.done) % len(words)]
+
     def _finish_after(self, request: _Request, script: Script, token: int) -> Finish | None:
         sampling = request.submit.sampling
         assert self._card is not None
-        if token in sampling.stop_token_ids:
-            return Finish(reason=FinishReason.STOP, stop_token_id=token)
-        if token in self._card.eos_token_ids and not sampling.ignore_eos:
-            return _STOP
-        if request.done >= sampling.max_tokens:
+        if request.done > sampling.min_tokens:
+            if token in self._card.eos_token_ids and not sampling.ignore_eos:
+                return _STOP
+            if token in sampling.stop_token_ids:
+                return Finish(reason=FinishReason.STOP, stop_token_id=token)
+        if request.done >= request.max_tokens:
             return _LENGTH
         if script.token_ids is not None and request.done == len(script.token_ids):
             return _STOP

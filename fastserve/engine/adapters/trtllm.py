@@ -13,6 +13,7 @@ Knows nothing of lanes, HTTP or text.
 
 from __future__ import annotations
 
+import os
 import select
 import time
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from fastserve.engine.checks import check_request, refuse_script
 from fastserve.engine.interface import EngineStats, StepOutputs
 from fastserve.engine.mpi import finalize
 from fastserve.engine.mpi_release import release_all
@@ -30,6 +32,7 @@ from fastserve.engine.trtllm_api import (
     import_library,
     llm_arguments,
     read_extra_options,
+    refuse_variables,
 )
 from fastserve.engine.trtllm_loop import GenerationLoop
 from fastserve.engine.trtllm_results import Cursor
@@ -38,7 +41,6 @@ from fastserve.errors import (
     ConfigError,
     ContextLengthExceeded,
     EngineDead,
-    InvalidRequest,
     StartError,
 )
 from fastserve.log import get_logger
@@ -104,6 +106,7 @@ class TensorRTLLMEngine:
 
     def describe(self) -> ModelCard:
         """See Engine. Reads the model's configuration and the file of extra options."""
+        refuse_variables(os.environ)
         self._model = _model_directory(self._model)
         if self._options.extra_options_path is not None:
             self._extra = read_extra_options(Path(self._options.extra_options_path))
@@ -264,35 +267,15 @@ class _Runner:
 
     def _check(self, submit: Submit) -> int:
         """Return how many tokens the answer may have. Raises InvalidRequest."""
-        prompt, params = submit.prompt_token_ids, submit.sampling
-        room = self._card.max_seq_len - len(prompt)
-        if submit.sim is not None:
-            raise InvalidRequest("this engine is not simulated", param="sim")
-        if not prompt:
-            raise InvalidRequest("the prompt has no tokens", param="prompt")
-        if room < 1:
+        refuse_script(submit)
+        max_tokens = check_request(submit, card=self._card, vocab_size=self._vocab_size)
+        num_prompt = len(submit.prompt_token_ids)
+        if num_prompt > self._prompt_tokens_max:
             raise ContextLengthExceeded(
-                f"the prompt has {len(prompt)} tokens; with one of answer, the model's context "
-                f"holds {self._card.max_seq_len}"
-            )
-        if len(prompt) > self._prompt_tokens_max:
-            raise ContextLengthExceeded(
-                f"the prompt has {len(prompt)} tokens, and a step takes {self._prompt_tokens_max} "
+                f"the prompt has {num_prompt} tokens, and a step takes {self._prompt_tokens_max} "
                 "(max_num_tokens; prompts are not taken in chunks: enable_chunked_prefill is off)"
             )
-        if params.max_tokens < 1:
-            raise InvalidRequest("max_tokens is less than 1", param="max_tokens")
-        for param, ids in (
-            ("prompt", prompt),
-            ("logit_bias", params.logit_bias),
-            ("stop_token_ids", params.stop_token_ids),
-        ):
-            if ids and not (min(ids) >= 0 and max(ids) < self._vocab_size):
-                raise InvalidRequest(
-                    f"{param} has a token id that is not within 0 to {self._vocab_size - 1}",
-                    param=param,
-                )
-        return min(params.max_tokens, room)
+        return max_tokens
 
     def abort(self, request_ids: Collection[RequestId]) -> None:
         live = [one for one in request_ids if one in self._running or one in self._waiting]

@@ -3,15 +3,21 @@
 Its signatures, its refusals and its manners are the real one's: results must be made on a running
 loop, are one object that changes with each response, and an abort only asks. A test takes the LLM
 from `LLM.made`, and has its requests `emit`, `fail` and so on, from any thread, as the dispatcher
-of the real one does.
+of the real one does. With TRTLLM_STANDIN set they go on by themselves: see generating.py.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import threading
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
+
+from tensorrt_llm import generating
+from tensorrt_llm.nodes.session import attached
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -81,6 +87,8 @@ class RequestOutput:
         self.outputs = [CompletionOutput()]
         self.finished = False
         self.asked_to_abort = threading.Event()
+        self.made = 0
+        self.over = False
 
     def abort(self) -> None:
         assert threading.current_thread() is self.thread, "sockets are not for several threads"
@@ -186,6 +194,19 @@ class LLM:
         self.may_shut_down = threading.Event()
         self.may_shut_down.set()
         LLM.made = self
+        if path := os.environ.get("TRTLLM_STANDIN_ARGUMENTS"):
+            Path(path).write_text(json.dumps(self.arguments))
+        self.leader = attached()
+        behaviour = generating.wanted()
+        if "raises" in behaviour:
+            raise RuntimeError("only 1 GPU, but 8 are required")
+        if "exits" in behaviour:
+            os._exit(1)
+        if "hangs" in behaviour:
+            threading.Event().wait()
+        if "shutdown-hangs" in behaviour:
+            self.may_shut_down.clear()
+        self.generator = generating.Generator(self, behaviour) if behaviour else None
 
     def generate_async(  # noqa: PLR0917 - as the real one
         self,
@@ -239,3 +260,5 @@ class LLM:
     def shutdown(self) -> None:
         self.shut_down.set()
         self.may_shut_down.wait(60)
+        if self.generator is not None:
+            self.generator.close()

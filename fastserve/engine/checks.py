@@ -1,0 +1,54 @@
+"""What no engine can run, whatever its library is: every adapter refuses it in the same words.
+
+A library may fail on such a request, and take the others of its batch with it, or ignore what it
+does not know. So an adapter asks here first, and adds what its own library lacks.
+
+Pure. Knows nothing of any library.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fastserve.errors import ContextLengthExceeded, InvalidRequest
+
+if TYPE_CHECKING:
+    from fastserve.generation import ModelCard
+    from fastserve.lane.messages import Submit
+
+
+def check_request(submit: Submit, *, card: ModelCard, vocab_size: int) -> int:
+    """Return how many tokens the answer may have: `max_tokens`, or what the context leaves.
+
+    `vocab_size`: the width of the model's logits, which a card's may exceed. Raises InvalidRequest,
+    and ContextLengthExceeded for a prompt that leaves no room for a token of answer.
+    """
+    prompt, params = submit.prompt_token_ids, submit.sampling
+    room = card.max_seq_len - len(prompt)
+    if not prompt:
+        raise InvalidRequest("the prompt has no tokens", param="prompt")
+    if room < 1:
+        raise ContextLengthExceeded(
+            f"the prompt has {len(prompt)} tokens; with one of answer, the model's context "
+            f"holds {card.max_seq_len}"
+        )
+    if params.max_tokens < 1:
+        raise InvalidRequest("max_tokens is less than 1", param="max_tokens")
+    if params.grammar is not None and params.grammar.kind not in card.grammar_kinds:
+        raise InvalidRequest(f"this engine cannot follow a grammar of kind {params.grammar.kind}")
+    for param, ids in (
+        ("prompt", prompt),
+        ("logit_bias", params.logit_bias),
+        ("stop_token_ids", params.stop_token_ids),
+    ):
+        if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
+            raise InvalidRequest(
+                f"{param} has a token id that is not within 0 to {vocab_size - 1}", param=param
+            )
+    return min(params.max_tokens, room)
+
+
+def refuse_script(submit: Submit) -> None:
+    """Raise InvalidRequest for a script, which only a simulated engine follows."""
+    if submit.sim is not None:
+        raise InvalidRequest("this engine is not simulated", param="sim")
