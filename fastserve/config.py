@@ -296,16 +296,31 @@ class LlamaCppConfig(Section):
         at_least=0,
         at_most=1024,
     )
-    # Decoding requests wait for the step that a piece of prompt is in, so a piece is short.
     prefill_chunk_tokens: int = setting(
         256, "The longest piece of a prompt in one step.", unit="tokens", at_least=1, at_most=65_536
     )
+    # Whoever decodes waits for the step that a piece of prompt is in, so that piece is cut shorter.
+    prefill_target_ms: float = setting(
+        200.0,
+        "What prompts may add to a step in which others get tokens; 8 tokens go in any case.",
+        unit="milliseconds",
+        at_least=1.0,
+        at_most=60_000.0,
+    )
     kv_cache_tokens: int = setting(
-        32_768,
-        "The KV cache, reserved at the start: as many sequences of max_seq_len run at once as fit.",
+        0,
+        "The KV cache, reserved at the start: as many sequences of max_seq_len run at once as fit. "
+        "0: as many as may run by max_num_seqs, within an eighth of the memory there is.",
         unit="tokens",
-        at_least=64,
+        at_least=0,
         at_most=1 << 30,
+    )
+    prefix_cache_bytes_max: int = setting(
+        512 << 20,
+        "Copies of what ended requests computed, for later ones that begin alike. 0: no reuse.",
+        unit="bytes",
+        at_least=0,
+        at_most=1 << 40,
     )
 
 

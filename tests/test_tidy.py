@@ -109,7 +109,7 @@ OWNERS: dict[str, set[str]] = {
         "metrics/board.py",
         "supervisor/child.py",
     },
-    "numpy": {"engine/llama.py", "engine/sampler.py"},
+    "numpy": {"engine/llama.py", "engine/prefixes.py", "engine/sampler.py"},
     "orjson": {
         "api/anthropic_answers.py",
         "api/body.py",

@@ -102,7 +102,9 @@ class MessagesDialect:
         )
         message = _message(completion_id, model=model, prompt_tokens=usage.prompt_tokens)
         message["content"] = [{"type": "text", "text": choice.text}]
-        message["usage"] = _usage(usage.prompt_tokens, usage.completion_tokens)
+        message["usage"] = _usage(
+            usage.prompt_tokens, usage.completion_tokens, cached_tokens=usage.cached_tokens
+        )
         return _dumps(message | stop)
 
     def error_body(self, error: FastserveError) -> bytes:
@@ -145,6 +147,7 @@ class MessageChunks:
         *,
         stop_reason: str | int | None = None,
         completion_tokens: int | None = None,
+        cached_tokens: int | None = None,
     ) -> bytes:
         """The events after the last text: the block ends, why, the message ends."""
         assert completion_tokens is not None
@@ -154,7 +157,7 @@ class MessageChunks:
             completion_tokens=completion_tokens,
             max_tokens=self._max_tokens,
         )
-        usage = _usage(self._prompt_tokens, completion_tokens)
+        usage = _usage(self._prompt_tokens, completion_tokens, cached_tokens=cached_tokens)
         return (
             _event("content_block_stop", index=0)
             + _event("message_delta", delta=stop, usage=usage)
@@ -184,12 +187,15 @@ def _message(message_id: str, *, model: str, prompt_tokens: int) -> dict[str, ob
     }
 
 
-def _usage(prompt_tokens: int, completion_tokens: int) -> dict[str, object]:
-    # Clients add the four up. Nothing is cached on their account.
+def _usage(
+    prompt_tokens: int, completion_tokens: int, *, cached_tokens: int | None = None
+) -> dict[str, object]:
+    # Clients add the four up: what was cached is not input besides. Nobody pays for keeping it.
+    cached = cached_tokens or 0
     return {
-        "input_tokens": prompt_tokens,
+        "input_tokens": prompt_tokens - cached,
         "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": 0,
+        "cache_read_input_tokens": cached,
         "output_tokens": completion_tokens,
     }
 

@@ -265,12 +265,15 @@ class ResponseChunks:
         *,
         stop_reason: str | int | None = None,
         completion_tokens: int | None = None,
+        cached_tokens: int | None = None,
     ) -> bytes:
         """The events after the last text: each thing that is complete, the innermost first."""
         assert completion_tokens is not None, f"ended by {stop_reason}"
         text = "".join(self._parts)
         usage = responses.Usage(
-            prompt_tokens=self._prompt_tokens, completion_tokens=completion_tokens
+            prompt_tokens=self._prompt_tokens,
+            completion_tokens=completion_tokens,
+            cached_tokens=cached_tokens,
         )
         response = self._dialect.finished(
             text,

@@ -48,6 +48,18 @@ class Usage:
         return usage
 
 
+def cached_of_all(by_choice: Sequence[int | None], *, n: int) -> int | None:
+    """The `cached_tokens` of an exchange, from those of its choices: n of each prompt, in order.
+
+    The choices of a prompt find that of each other computed too, so the least of them counts.
+    None: some choice ended before the engine could tell.
+    """
+    told = [tokens for tokens in by_choice if tokens is not None]
+    if len(told) < len(by_choice):
+        return None
+    return sum(min(told[first : first + n]) for first in range(0, len(told), n))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
     """One finished text. Choices are rendered in the order given, numbered from 0.

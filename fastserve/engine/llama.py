@@ -130,6 +130,27 @@ class Model:
         self.vocab_size: int = lib.llama.llama_vocab_n_tokens(self._vocab)
         self.trained_seq_len: int = lib.llama.llama_model_n_ctx_train(self._model)
 
+    @property
+    def keeps_all_positions(self) -> bool:
+        """Whether a sequence can go back to any earlier length: not in a window or a recurrence."""
+        lib = self._llama
+        return not (
+            lib.llama_model_n_swa(self._model)
+            or lib.llama_model_is_recurrent(self._model)
+            or lib.llama_model_is_hybrid(self._model)
+        )
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """About what a token takes in the KV cache: a key and a value of 2 bytes a number.
+
+        For the usual form of attention, in which a head is an even share of the embedding.
+        """
+        lib = self._llama
+        head = lib.llama_model_n_embd(self._model) // max(lib.llama_model_n_head(self._model), 1)
+        heads = lib.llama_model_n_head_kv(self._model) * lib.llama_model_n_layer(self._model)
+        return max(1, 2 * 2 * int(head * heads))
+
     def is_eog(self, token_id: int) -> bool:
         """Whether the token ends a generation: of a turn, a message, or the text."""
         return bool(self._llama.llama_vocab_is_eog(self._vocab, token_id))
@@ -310,12 +331,31 @@ class Context:
         """Forget all but the first `length` tokens. False: this model can only forget them all."""
         return bool(self._llama.llama_memory_seq_rm(self._memory, sequence, length, -1))
 
+    def save(self, sequence: int) -> NDArray[np.uint8]:
+        """A copy of all that the cache holds of a sequence, of no more than its length."""
+        state = np.empty(self._llama.llama_state_seq_get_size(self._context, sequence), np.uint8)
+        address, size = state.ctypes.data, state.nbytes
+        copied = self._llama.llama_state_seq_get_data(self._context, address, size, sequence)
+        assert copied == size, f"{copied} of {size} bytes of sequence {sequence}"
+        return state
+
+    def restore(self, sequence: int, state: NDArray[np.uint8]) -> bool:
+        """Make a sequence what `save` found, also of another. False: it now holds nothing."""
+        address, size = state.ctypes.data, state.nbytes
+        # The library clears the sequence too, but not where there is nothing to put into it.
+        self.truncate(sequence)
+        return bool(
+            self._llama.llama_state_seq_set_data(self._context, address, size, sequence) == size
+        )
+
     def move(self, sequence: int, *, target: int) -> None:
-        """Move all of a sequence to `target`, whatever that held. Copies its share of the cache."""
-        # Only a whole sequence may be copied to another's place: a part is a failed assertion.
-        self.truncate(target)
-        self._llama.llama_memory_seq_cp(self._memory, sequence, target, -1, -1)
-        # The copy is made by the next decode, before it writes anything: this frees the place only.
+        """Move all of a sequence to `target`, whatever that held.
+
+        Not by the library's own copy: that comes with the next decode only, and reads then what is
+        in the old place by that time.
+        """
+        moved = self.restore(target, self.save(sequence))
+        assert moved, f"sequence {target} has no room for {sequence}"
         self.truncate(sequence)
 
     def close(self) -> None:

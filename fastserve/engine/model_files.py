@@ -58,15 +58,16 @@ def describe(
 def resolve_model(model: str | None) -> Path:
     """The GGUF file, or the directory with a `tokenizer.json`, that `model` names.
 
-    A directory stands for the one GGUF file (or sharded set) in it. None is the model that ships
-    as a Python package. Raises StartError if there is no such thing, or more than one.
+    A directory stands for the one GGUF file (or sharded set) in it, a part for its whole set, of
+    which the first is returned. None is the model that ships as a Python package. Raises
+    StartError if there is no such thing, or more than one, or a part is missing.
     """
     if model is None:
         return _default_model()
     path = Path(model).expanduser()
     if not path.exists():
         raise StartError(f"no model at {path}: give a GGUF file or a model directory")
-    return _in_directory(path) if path.is_dir() else path
+    return _in_directory(path) if path.is_dir() else _first_part(path)
 
 
 def describe_gguf(
@@ -150,16 +151,29 @@ def _in_directory(directory: Path) -> Path:
     shards = [_SHARD.fullmatch(file.name) for file in files]
     models = {shard["model"] if shard else file for file, shard in zip(files, shards, strict=True)}
     if len(models) == 1:
-        first = shards[0]
-        if first and int(first["part"]) != 1:
-            raise StartError(f"{directory}: the first part of {first['model']} is missing")
-        return files[0]
+        return _first_part(files[0])
     if len(models) > 1:
         names = ", ".join(file.name for file in files)
         raise StartError(f"{directory} has {len(models)} models, name one of them: {names}")
     if (directory / "tokenizer.json").is_file():
         return directory
     raise StartError(f"{directory} has neither a GGUF file nor a tokenizer.json")
+
+
+def _first_part(path: Path) -> Path:
+    """The file itself, or the first part of a set that is all there."""
+    shard = _SHARD.fullmatch(path.name)
+    if shard is None:
+        return path
+    num_parts = int(shard["parts"])
+    parts = [
+        path.with_name(f"{shard['model']}-{part:05d}-of-{shard['parts']}.gguf")
+        for part in range(1, num_parts + 1)
+    ]
+    missing = [part.name for part in parts if not part.is_file()]
+    if missing:
+        raise StartError(f"{path.parent}: {', '.join(missing[:3])} missing of {num_parts} parts")
+    return parts[0] if parts else path
 
 
 def _file_name(path: Path) -> str:

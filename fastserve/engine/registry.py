@@ -38,6 +38,8 @@ def make_engine(settings: EngineSettings, *, run_directory: Path) -> Engine:
                 max_num_seqs=settings.engine.max_num_seqs,
                 kv_cache_tokens=settings.llamacpp.kv_cache_tokens,
                 prefill_chunk_tokens=settings.llamacpp.prefill_chunk_tokens,
+                prefill_target_ms=settings.llamacpp.prefill_target_ms,
+                prefix_cache_bytes_max=settings.llamacpp.prefix_cache_bytes_max,
                 threads=settings.llamacpp.threads,
                 fallback_directory=run_directory,
             )

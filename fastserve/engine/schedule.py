@@ -2,8 +2,8 @@
 
 A request waits until one of the KV cache's slots is free, then runs until it ends. Each step gives
 every request in decode its one row, and requests in prefill, in the order they came, a share of
-`prefill_chunk_tokens`; so a long prompt delays the others' tokens by one chunk at most. "Prefill"
-is whatever is not computed yet: a preempted request computes prompt and answer anew.
+the tokens that the step may take; so a long prompt delays the others' tokens by one chunk at most.
+"Prefill" is whatever is not computed yet: of a preempted request, prompt and answer.
 
 Knows nothing of the library that computes or of how a token is chosen.
 """
@@ -12,10 +12,13 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from fastserve.engine.prefixes import as_tokens
+
 if TYPE_CHECKING:
+    from fastserve.engine.prefixes import Tokens
     from fastserve.engine.sampler import Sampler
     from fastserve.generation import RequestId, SamplingParams
 
@@ -24,7 +27,10 @@ if TYPE_CHECKING:
 class Request:
     """A request in the engine. `token_ids` is the prompt and, appended to it, the answer.
 
-    `num_computed` of them are in the KV cache, in `slot` (None: it waits).
+    `num_computed` of them are in the KV cache, in `slot` (None: it waits); `placed`: the slot holds
+    these and nothing else. Until then it may wait for a request that computes as many tokens of
+    its prompt: `awaited`, see reuse.py. `queue_time_s` is known once it was placed. `reuses`: not
+    where the logits of the whole prompt are wanted, which only computing it gives.
     """
 
     request_id: RequestId
@@ -32,12 +38,28 @@ class Request:
     num_prompt: int
     sampling: SamplingParams
     sampler: Sampler
+    added_s: float = 0.0
+    reuses: bool = True
     num_computed: int = 0
     slot: int | None = None
+    placed: bool = False
+    awaited: Request | None = None
+    awaited_tokens: int | None = None
+    cached_tokens: int = 0
+    queue_time_s: float | None = None
+    prompt: Tokens = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.prompt = as_tokens(self.token_ids)
 
     @property
     def num_answered(self) -> int:
         return len(self.token_ids) - self.num_prompt
+
+    @property
+    def decodes(self) -> bool:
+        """Whether it gets a token in each step, and so notices how long a step takes."""
+        return self.num_answered > 0 and self.num_computed == len(self.token_ids) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +78,11 @@ class Chunk:
 class Schedule:
     """The waiting and the running requests, and the free slots of the KV cache."""
 
-    def __init__(self, *, num_slots: int, prefill_chunk_tokens: int) -> None:
+    def __init__(self, *, num_slots: int) -> None:
         self.waiting: OrderedDict[RequestId, Request] = OrderedDict()
         self.running: dict[RequestId, Request] = {}
-        self._num_slots = num_slots
-        self._prefill_chunk_tokens = prefill_chunk_tokens
+        self.left: dict[int, Tokens] = {}
+        """What requests that went have left computed in slots that nobody was placed in since."""
         # The lowest comes first: llama.cpp computes neighbouring sequences together.
         self._free_slots = list(range(num_slots))
         self._closed = False
@@ -85,7 +107,6 @@ class Schedule:
             return None
         _, request = self.running.popitem()
         self._release(request)
-        request.num_computed = 0
         self.waiting[request.request_id] = request
         self.waiting.move_to_end(request.request_id, last=False)
         self._closed = True
@@ -112,13 +133,19 @@ class Schedule:
         if target > source:
             return None
         request.slot = heapq.heapreplace(self._free_slots, source)
-        return source, target
+        return (source, target) if request.placed else None
 
-    def plan(self) -> list[Chunk]:
-        """Share out the next step among the running requests, in the order of their slots."""
+    def decoding(self) -> bool:
+        """Whether any request waits for its next token in each step."""
+        return any(request.decodes for request in self.running.values())
+
+    def plan(self, *, prefill_tokens: int) -> list[Chunk]:
+        """Share out the next step among the placed requests, in the order of their slots."""
         chunks = []
-        budget = self._prefill_chunk_tokens
+        budget = prefill_tokens
         for request in self.running.values():
+            if not request.placed:
+                continue
             count = len(request.token_ids) - request.num_computed
             if count > 1:
                 count = min(count, budget)
@@ -129,8 +156,11 @@ class Schedule:
         return chunks
 
     def _release(self, request: Request) -> None:
-        heapq.heappush(self._free_slots, slot_of(request))
-        request.slot = None
+        slot = slot_of(request)
+        heapq.heappush(self._free_slots, slot)
+        if request.placed:
+            self.left[slot] = as_tokens(request.token_ids[: request.num_computed])
+        request.slot, request.placed, request.num_computed = None, False, 0
 
 
 def slot_of(request: Request) -> int:

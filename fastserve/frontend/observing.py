@@ -60,7 +60,6 @@ class Phases:
     """
 
     __slots__ = (
-        "cached_tokens",
         "first_token_s",
         "last_token_s",
         "prepared_s",
@@ -74,7 +73,6 @@ class Phases:
         self.first_token_s = 0.0
         self.last_token_s = 0.0
         self.queue_time_s: float | None = None
-        self.cached_tokens = 0
 
     def first_token(self, now_s: float, finish: Finish | None) -> None:
         """Something came of the engine: a token, unless it says that there will be none."""
@@ -84,7 +82,6 @@ class Phases:
     def finished(self, finish: Finish) -> None:
         """The engine has finished a choice: the request waited as long as the last of them."""
         if finish.reason in _ANSWERED:
-            self.cached_tokens += finish.cached_tokens
             self.queue_time_s = max(self.queue_time_s or 0.0, finish.queue_time_s)
 
     @property
@@ -197,8 +194,8 @@ class Observer:
             if choice.finish_reason:
                 meter.count(REQUEST_SUCCESS, choice.finish_reason)
         meter.observe(E2E_REQUEST_LATENCY, now_s - answer.received_s)
-        if phases.cached_tokens:
-            meter.count(CACHED_TOKENS, by=phases.cached_tokens)
+        if cached_tokens := answer.usage().cached_tokens:
+            meter.count(CACHED_TOKENS, by=cached_tokens)
         if phases.queue_time_s is not None and phases.submitted_s:
             meter.observe(QUEUE_TIME, phases.queue_time_s)
         if not phases.first_token_s:
@@ -240,7 +237,7 @@ class Observer:
                 last_token_s=after_s(phases.last_token_s),
                 finished_s=now_s - received_s,
                 prompt_tokens=answer.prompt_tokens,
-                cached_tokens=phases.cached_tokens,
+                cached_tokens=answer.usage().cached_tokens or 0,
                 generation_tokens=answer.num_tokens,
                 num_choices=len(answer.choices),
                 status=status,

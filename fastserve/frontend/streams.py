@@ -62,6 +62,7 @@ class Answer:
     """
 
     __slots__ = (
+        "cached_tokens",
         "choices",
         "completion_id",
         "created",
@@ -102,6 +103,7 @@ class Answer:
         self.created = int(time.time())
         self.completion_id = dialect.answer_id(exchange.request_id)
         self.choices: list[StreamedChoice | WholeChoice] = []
+        self.cached_tokens: dict[RequestId, int] = {}
         self.num_open = 0
         self.quiet = True
         exchange.on_disconnect = self._on_disconnect
@@ -128,7 +130,18 @@ class Answer:
         return sum(choice.num_tokens for choice in self.choices)
 
     def usage(self) -> responses.Usage:
-        return responses.Usage(prompt_tokens=self.prompt_tokens, completion_tokens=self.num_tokens)
+        cached_tokens = [self.cached_tokens.get(choice.request_id) for choice in self.choices]
+        return responses.Usage(
+            prompt_tokens=self.prompt_tokens,
+            completion_tokens=self.num_tokens,
+            cached_tokens=responses.cached_of_all(cached_tokens, n=self.request.n),
+        )
+
+    def ending(self, request_id: RequestId, token_ids: list[int], finish: Finish) -> list[int]:
+        """Note what the engine tells of a request at its end; return the last tokens to be seen."""
+        self.cached_tokens[request_id] = finish.cached_tokens
+        include_stop = self.request.include_stop_str_in_output
+        return visible(token_ids, finish, include_stop=include_stop, model=self.model)
 
     def fail(self, error: FastserveError) -> None:
         """End the exchange with `error`, and every request of it that is still in flight."""
@@ -256,12 +269,7 @@ class StreamedChoice:
         self.num_tokens += len(token_ids)
         if finish is not None:
             answer.phases.finished(finish)
-            token_ids = visible(
-                token_ids,
-                finish,
-                include_stop=answer.request.include_stop_str_in_output,
-                model=answer.model,
-            )
+            token_ids = answer.ending(self.request_id, token_ids, finish)
         text = self._text.push(token_ids)
         if not self._plain:
             self._remember(token_ids, logprobs)
@@ -303,6 +311,7 @@ class StreamedChoice:
             finish.reason,
             stop_reason=self._text.stopped or finish.stop_token_id,
             completion_tokens=self.num_tokens,
+            cached_tokens=answer.cached_tokens.get(self.request_id),
         )
         if not last:
             answer.exchange.write(events)
@@ -382,12 +391,7 @@ class WholeChoice:
         self.num_tokens += len(token_ids)
         if finish is not None:
             answer.phases.finished(finish)
-            token_ids = visible(
-                token_ids,
-                finish,
-                include_stop=answer.request.include_stop_str_in_output,
-                model=answer.model,
-            )
+            token_ids = answer.ending(self.request_id, token_ids, finish)
         self._parts.append(self._text.push(token_ids))
         if answer.request.return_token_ids:
             self._ids += token_ids

@@ -47,7 +47,12 @@ def test_a_stream_and_a_whole_answer_say_the_same(embedded: Server) -> None:
     assert chunks[-1].choices == []
     assert chunks[-1].usage is not None
     assert whole.usage is not None
-    assert chunks[-1].usage.model_dump() == whole.usage.model_dump()
+    assert chunks[-1].usage.prompt_tokens == whole.usage.prompt_tokens
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
+    assert chunks[-1].usage.prompt_tokens_details is not None
+    # The same prompt again: all of it is there but the last token.
+    cached_tokens = chunks[-1].usage.prompt_tokens_details.cached_tokens
+    assert cached_tokens == whole.usage.prompt_tokens - 1
     assert whole.usage.total_tokens == whole.usage.prompt_tokens + whole.usage.completion_tokens
 
 

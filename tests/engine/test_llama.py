@@ -356,10 +356,38 @@ def test_a_sequence_that_is_moved_goes_on_there(model: llama.Model, context: lla
     whole = next_logits(context, (ids, 0, 0))
     next_logits(context, (ids[:-1], 0, 3), (ids, 0, 1))
     context.move(3, target=1)
-    # The place it left is used in the very decode that copies it.
+    # The place that it left is used at once.
     moved, other = next_logits(context, (ids[-1:], len(ids) - 1, 1), (ids[:-1], 0, 3))
     assert np.array_equal(moved, whole[0])
     assert not np.array_equal(other, moved)
+
+
+def test_a_sequence_that_was_saved_goes_on_anywhere_and_from_any_length(
+    model: llama.Model, context: llama.Context
+) -> None:
+    ids = model.tokenize(STORY)
+    half = len(ids) // 2
+    whole = next_logits(context, (ids, 0, 0))
+    state = context.save(0)
+    context.truncate(0)
+    next_logits(context, (ids[half:], 0, 0), (ids, 0, 2))
+    for sequence in (2, 3):
+        assert context.restore(sequence, state)
+        assert context.truncate(sequence, length=half)
+        assert np.array_equal(next_logits(context, (ids[half:], half, sequence)), whole)
+
+
+def test_a_saved_nothing_and_a_broken_state_leave_nothing(
+    model: llama.Model, context: llama.Context
+) -> None:
+    ids = model.tokenize(TEXT)
+    alone = next_logits(context, (ids, 0, 0))
+    state, nothing = context.save(0), context.save(1)
+    assert context.restore(0, nothing)
+    assert np.array_equal(next_logits(context, (ids, 0, 0)), alone)
+    assert not context.restore(0, state[: len(state) // 2].copy())
+    context.truncate(0)
+    assert np.array_equal(next_logits(context, (ids, 0, 0)), alone)
 
 
 def test_a_batch_that_finds_no_room_leaves_what_was_there(

@@ -178,7 +178,7 @@ def test_the_size_of_prefill_chunks_changes_nothing(engine: LlamaCppEngine) -> N
 
 
 def test_a_decode_step_waits_for_one_chunk_of_prefill_only() -> None:
-    engine = started(prefill_chunk_tokens=16)
+    engine = started(prefill_chunk_tokens=16, prefill_target_ms=60_000)
     try:
         first = submit(engine, "Water boils at", max_tokens=20, ignore_eos=True)
         answers = Answers()
@@ -528,7 +528,9 @@ def test_a_script_for_the_simulated_engine_is_refused(engine: LlamaCppEngine) ->
         ({"max_num_seqs": 257}, "max_num_seqs: 257"),
         ({"max_seq_len": 1}, "max_seq_len: 1"),
         ({"prefill_chunk_tokens": 0}, "prefill_chunk_tokens: 0"),
-        ({"kv_cache_tokens": 0}, "kv_cache_tokens: 0"),
+        ({"kv_cache_tokens": -1}, "kv_cache_tokens: -1"),
+        ({"prefill_target_ms": 0}, "prefill_target_ms: 0"),
+        ({"prefix_cache_bytes_max": -1}, "prefix_cache_bytes_max: -1"),
         ({"threads": -1}, "threads: -1"),
     ],
 )
@@ -563,6 +565,36 @@ def test_the_default_context_is_bounded_and_the_cache_decides_how_many_run() -> 
         assert engine.stats().num_waiting == 1
     finally:
         engine.close()
+
+
+@pytest.mark.parametrize(
+    ("settings", "memory_bytes", "num_seqs"),
+    [
+        ({}, 1 << 40, 48),
+        ({}, 1 << 20, 1),
+        ({}, 8 * 2048 * 23_040 * 5, 5),
+        ({"max_seq_len": 512}, 8 * 2048 * 23_040 * 5, 20),
+        ({"max_num_seqs": 4}, 1 << 40, 4),
+        ({"kv_cache_tokens": 10_000}, 1 << 40, 4),
+        ({"kv_cache_tokens": 10_000, "max_num_seqs": 3}, 0, 3),
+    ],
+)
+def test_how_many_run_at_once_is_chosen_from_the_machine(
+    settings: dict[str, int],
+    memory_bytes: int,
+    num_seqs: int,
+    shared: LlamaCppEngine,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("fastserve.engine.adapters.llamacpp.available_cpus", lambda: 3)
+    monkeypatch.setattr(
+        "fastserve.engine.adapters.llamacpp.available_memory_bytes", lambda: memory_bytes
+    )
+    engine = LlamaCppEngine(**settings)  # type: ignore[arg-type]  # the table's values are all int
+    engine.describe()
+    assert shared._model is not None
+    assert shared._model.kv_bytes_per_token == 23_040
+    assert engine._parallel_sequences(shared._model) == num_seqs
 
 
 def test_a_pump_that_gives_up_ends_the_step_and_the_engine_closes() -> None:

@@ -107,7 +107,8 @@ def test_a_directory_stands_for_the_model_in_it(
         ([], "neither a GGUF file nor a tokenizer.json"),
         (["a.gguf", "b.gguf"], "has 2 models, name one of them: a.gguf, b.gguf"),
         (["a-00001-of-00002.gguf", "b.gguf"], "has 2 models"),
-        (["m-00002-of-00002.gguf"], "the first part of m is missing"),
+        (["m-00002-of-00002.gguf"], "m-00001-of-00002.gguf missing of 2 parts"),
+        (["m-00001-of-00002.gguf"], "m-00002-of-00002.gguf missing of 2 parts"),
     ],
 )
 def test_a_directory_with_none_or_several_is_refused(
@@ -116,6 +117,16 @@ def test_a_directory_with_none_or_several_is_refused(
     touch(tmp_path / "model", *files)
     with pytest.raises(StartError, match=complaint):
         resolve_model(str(tmp_path / "model"))
+
+
+def test_any_part_stands_for_its_set_if_that_is_all_there(tmp_path: Path) -> None:
+    touch(tmp_path, *(f"m-0000{part}-of-00003.gguf" for part in (1, 2, 3)))
+    touch(tmp_path, "other-00002-of-00002.gguf")
+    first = tmp_path / "m-00001-of-00003.gguf"
+    assert resolve_model(str(first)) == first
+    assert resolve_model(str(tmp_path / "m-00003-of-00003.gguf")) == first
+    with pytest.raises(StartError, match=r"other-00001-of-00002\.gguf missing of 2 parts"):
+        resolve_model(str(tmp_path / "other-00002-of-00002.gguf"))
 
 
 def test_a_path_that_does_not_exist_is_refused(tmp_path: Path) -> None:

@@ -19,18 +19,25 @@ def request(number: int, *, prompt: int) -> Request:
     )
 
 
-def schedule(*prompts: int, num_slots: int = 4, prefill_chunk_tokens: int = 10) -> Schedule:
+def schedule(*prompts: int, num_slots: int = 4) -> Schedule:
     """Requests 1, 2, ... with prompts of so many tokens, as many admitted as there are slots."""
-    made = Schedule(num_slots=num_slots, prefill_chunk_tokens=prefill_chunk_tokens)
+    made = Schedule(num_slots=num_slots)
     for number, prompt in enumerate(prompts, 1):
         made.add(request(number, prompt=prompt))
     made.admit()
+    place(made)
     return made
+
+
+def place(one: Schedule) -> None:
+    for running in one.running.values():
+        running.placed = True
 
 
 def step(one: Schedule) -> list[tuple[int, int]]:
     """The plan as (request, tokens), after which all of it is computed and answered."""
-    plan = one.plan()
+    place(one)
+    plan = one.plan(prefill_tokens=10)
     for chunk in plan:
         last = chunk.is_last
         chunk.request.num_computed += chunk.count
@@ -110,6 +117,35 @@ def test_the_youngest_is_preempted_and_computes_prompt_and_answer_anew() -> None
     one.admit()
     assert list(one.running) == [2, 3]
     assert step(one) == [(2, 6), (3, 2)]
+
+
+def test_who_is_not_placed_is_not_planned_and_leaves_nothing() -> None:
+    one = schedule(4, 4)
+    one.running[RequestId(2)].placed = False
+    assert [chunk.request.request_id for chunk in one.plan(prefill_tokens=10)] == [1]
+    one.remove(RequestId(2))
+    assert one.left == {}
+
+
+def test_what_a_request_computed_stays_in_its_slot_when_it_goes() -> None:
+    one = schedule(4, 15)
+    step(one)
+    one.remove(RequestId(2))
+    one.remove(RequestId(1))
+    assert {slot: tokens.tolist() for slot, tokens in one.left.items()} == {
+        0: [0, 1, 2, 3],
+        1: [0, 1, 2, 3, 4, 5],
+    }
+
+
+def test_who_decodes_is_told_from_who_computes_a_prompt() -> None:
+    one = schedule(4)
+    assert not one.decoding()
+    step(one)
+    assert one.decoding()
+    one.preempt()
+    one.remove(RequestId(1))
+    assert not one.decoding()
 
 
 def test_a_request_alone_is_not_preempted() -> None:

@@ -180,6 +180,13 @@ def test_a_batch_has_a_limit(make: Callable[..., Bench]) -> None:
     assert sorted(bench.step()) == [third]
 
 
+def test_a_finish_tells_how_long_its_request_waited(make: Callable[..., Bench]) -> None:
+    bench = make(max_batch_size=1)
+    first, second, scripted = bench.add(), bench.add(), bench.add(script={})
+    waited_s = [bench.run(request)[1].queue_time_s for request in (first, second, scripted)]
+    assert waited_s == pytest.approx([0.0, 0.05, 0.1])
+
+
 def test_an_abort_holds_from_the_moment_it_comes(make: Callable[..., Bench]) -> None:
     bench = make(max_batch_size=1)
     running, waiting, patient = (bench.add() for _ in range(3))

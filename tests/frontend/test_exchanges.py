@@ -175,7 +175,12 @@ def test_a_chat_is_submitted_with_its_template(stage: Stage) -> None:
     answer = asked.json()
     assert answer["object"] == "chat.completion"
     assert answer["choices"][0]["message"]["content"] == "yo"
-    assert answer["usage"] == {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
+    assert answer["usage"] == {
+        "prompt_tokens": 3,
+        "completion_tokens": 2,
+        "total_tokens": 5,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
 
 
 def test_a_client_may_name_its_request(stage: Stage) -> None:

@@ -154,7 +154,79 @@ def test_an_answer_ends_with_its_last_choice(stage: Stage, *, stream: bool) -> N
     else:
         assert [choice["text"] for choice in asked.json()["choices"]] == ["xy", "abc"]
         usage = asked.json()["usage"]
-    assert usage == {"prompt_tokens": 1, "completion_tokens": 5, "total_tokens": 6}
+    counts = {"prompt_tokens": 1, "completion_tokens": 5, "total_tokens": 6}
+    assert usage == counts | {"prompt_tokens_details": {"cached_tokens": 0}}
+
+
+@STREAM_OR_WHOLE
+def test_the_usage_tells_what_was_cached_of_each_prompt_and_not_of_its_twins(
+    stage: Stage, *, stream: bool
+) -> None:
+    options: Any = {"stream_options": {"include_usage": True}} if stream else {}
+    asked = stage.ask(prompt=["abcd", "xyz"], n=2, stream=stream, **options)
+    for request, cached_tokens in enumerate((2, 3, 1, 2)):
+        finish = Finish(reason=FinishReason.LENGTH, cached_tokens=cached_tokens)
+        stage.say(b"!", finish, request=request)
+    usage = (asked.chunks()[-1] if stream else asked.json())["usage"]
+    assert usage["prompt_tokens"] == 7
+    assert usage["prompt_tokens_details"] == {"cached_tokens": 2 + 1}
+
+
+@STREAM_OR_WHOLE
+def test_who_stopped_before_the_engine_could_tell_says_nothing_of_the_cache(
+    stage: Stage, *, stream: bool
+) -> None:
+    options: Any = {"stream_options": {"include_usage": True}} if stream else {}
+    asked = stage.ask(stop="b", stream=stream, **options)
+    stage.say(b"ab")
+    usage = (asked.chunks()[-1] if stream else asked.json())["usage"]
+    assert "prompt_tokens_details" not in usage
+
+
+@STREAM_OR_WHOLE
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])
+def test_the_other_dialects_tell_it_in_their_words(
+    stage: Stage, path: str, *, stream: bool
+) -> None:
+    asked = stage.ask(path, stream=stream, **OTHER_DIALECTS[path])
+    cached_tokens = 2
+    stage.say(b"yes", Finish(reason=FinishReason.STOP, cached_tokens=cached_tokens))
+    usage = usage_of(asked, path, stream=stream)
+    if path == "/v1/messages":
+        assert usage["cache_read_input_tokens"] == cached_tokens
+        assert usage["input_tokens"] + cached_tokens == len(stage.submits[0].prompt_token_ids)
+    else:
+        assert usage["input_tokens"] == len(stage.submits[0].prompt_token_ids)
+        assert usage["input_tokens_details"]["cached_tokens"] == cached_tokens
+
+
+OTHER_DIALECTS: dict[str, dict[str, Any]] = {
+    "/v1/messages": {
+        "model": "bytes",
+        "messages": [{"role": "user", "content": "hi"}],
+        "max_tokens": 5,
+    },
+    "/v1/responses": {"input": "hi"},
+}
+
+
+def usage_of(asked: Asked, path: str, *, stream: bool) -> dict[str, Any]:
+    """The usage of a whole answer, or of the event that tells it last."""
+    if not stream:
+        usage = asked.json()["usage"]
+    else:
+        events = [
+            orjson.loads(line.removeprefix("data: "))
+            for block in asked.blocks()
+            for line in block.splitlines()
+            if line.startswith("data: {")
+        ]
+        if path == "/v1/messages":
+            [usage] = [event["usage"] for event in events if event["type"] == "message_delta"]
+        else:
+            usage = events[-1]["response"]["usage"]
+    assert isinstance(usage, dict)
+    return usage
 
 
 # ---- failures

@@ -4,7 +4,7 @@ A step plans a batch, has one thread decode it, and samples here. While that thr
 stepping thread waits in the pump, so requests come and go meanwhile. An abort interrupts the decode
 that its request is part of, and the step is done again without it; but only once in a step, for
 else a storm of aborts would starve everybody. Nothing but `interrupt` may touch the context during
-a decode, so the slot of an aborted request is emptied when it is next used.
+a decode, so the slot of an aborted request is dealt with when it is next used: see reuse.py.
 
 Knows nothing of lanes, HTTP or text.
 """
@@ -18,10 +18,12 @@ from typing import TYPE_CHECKING
 
 from fastserve.engine import llama
 from fastserve.engine.checks import check_request, refuse_script
-from fastserve.engine.cpus import available_cpus
+from fastserve.engine.cpus import available_cpus, available_memory_bytes
 from fastserve.engine.interface import EngineStats, StepOutputs
 from fastserve.engine.model_files import describe_gguf, resolve_model
 from fastserve.engine.offload import Offload
+from fastserve.engine.pace import PrefillPace
+from fastserve.engine.reuse import Reuse
 from fastserve.engine.sampler import Sampler, token_logprob
 from fastserve.engine.schedule import Request, Schedule, slot_of
 from fastserve.errors import ConfigError, GenerationFailed, StartError
@@ -42,7 +44,11 @@ log = get_logger("engine")
 
 # LLAMA_MAX_SEQ in llama.cpp.
 _NUM_SEQS_MAX = 256
-_NUM_SEQS_DEFAULT = 32
+
+# The defaults for a machine. More sequences than that gain a processor nothing and cost everybody
+# patience; the rest of the memory is for weights, acceptors, and the neighbours.
+_NUM_SEQS_PER_CPU = 16
+_KV_CACHE_MEMORY_SHARE = 1 / 8
 
 # The default where a model was trained for more: the KV cache is reserved for all of it.
 _MAX_SEQ_LEN_DEFAULT = 2048
@@ -64,25 +70,32 @@ class LlamaCppEngine:
         name: str | None = None,
         max_seq_len: int | None = None,
         max_num_seqs: int = 0,
-        kv_cache_tokens: int = 32_768,
+        kv_cache_tokens: int = 0,
         prefill_chunk_tokens: int = 256,
+        prefill_target_ms: float = 200.0,
+        prefix_cache_bytes_max: int = 512 << 20,
         threads: int = 0,
         fallback_directory: Path | None = None,
     ) -> None:
         """`model`: a GGUF file, or None for the one that ships; `name`: what it is served as.
 
         `max_seq_len`: prompt and answer in tokens (default: what the model was trained for, at most
-        2048). `max_num_seqs`: requests that run at once, up to 256 (0: 32); fewer where the KV
-        cache, of `kv_cache_tokens`, does not hold as many of `max_seq_len`. It is reserved at once.
-        `prefill_chunk_tokens`: prompt tokens in one step. `threads` 0: the processors there are.
+        2048). `max_num_seqs`: requests that run at once, up to 256 (0: 16 for each processor);
+        fewer where the KV cache, of `kv_cache_tokens`, does not hold as many of `max_seq_len`. It
+        is reserved at once; 0: an eighth of the memory at most.
+        `prefill_chunk_tokens`: prompt tokens in one step; fewer where they would hold up a step of
+        decode by more than about `prefill_target_ms`. `prefix_cache_bytes_max`: what is kept for
+        requests that begin alike; 0: nothing is reused. `threads` 0: the processors there are.
         `fallback_directory`: where a tokenizer built from the file may be kept. Raises ConfigError.
         """
         if not 0 <= max_num_seqs <= _NUM_SEQS_MAX:
             raise ConfigError(f"max_num_seqs: {max_num_seqs} is not within 0 to {_NUM_SEQS_MAX}")
         for key, value, least in (
             ("max_seq_len", max_seq_len, 2),
-            ("kv_cache_tokens", kv_cache_tokens, 1),
+            ("kv_cache_tokens", kv_cache_tokens, 0),
             ("prefill_chunk_tokens", prefill_chunk_tokens, 1),
+            ("prefill_target_ms", prefill_target_ms, 1),
+            ("prefix_cache_bytes_max", prefix_cache_bytes_max, 0),
             ("threads", threads, 0),
         ):
             if value is not None and value < least:
@@ -90,9 +103,13 @@ class LlamaCppEngine:
         self._model_setting = model
         self._name = name
         self._max_seq_len = max_seq_len
-        self._max_num_seqs = max_num_seqs or _NUM_SEQS_DEFAULT
+        self._max_num_seqs = max_num_seqs or min(
+            _NUM_SEQS_PER_CPU * available_cpus(), _NUM_SEQS_MAX
+        )
         self._kv_cache_tokens = kv_cache_tokens
         self._prefill_chunk_tokens = prefill_chunk_tokens
+        self._prefill_target_ms = prefill_target_ms
+        self._prefix_cache_bytes_max = prefix_cache_bytes_max
         self._threads = threads or available_cpus()
         self._fallback_directory = fallback_directory
         self._path: Path | None = None
@@ -124,13 +141,14 @@ class LlamaCppEngine:
         """See Engine. Also runs the model once: weights come off the disk on first use."""
         assert self._card is not None, "described before it is loaded"
         self._model = llama.Model(str(self._path), progress=progress)
-        num_seqs = self._kv_cache_tokens // self._card.max_seq_len
-        num_seqs = max(1, min(num_seqs, self._max_num_seqs))
+        num_seqs = self._parallel_sequences(self._model)
         self._runner = _Runner(
             self._model,
             card=self._card,
             num_seqs=num_seqs,
             prefill_chunk_tokens=self._prefill_chunk_tokens,
+            prefill_target_s=self._prefill_target_ms / 1000,
+            prefix_bytes_max=self._prefix_cache_bytes_max,
             threads=self._threads,
         )
         self._runner.warm_up(lambda: progress(1.0))
@@ -139,8 +157,19 @@ class LlamaCppEngine:
             model=self._card.name,
             max_seq_len=self._card.max_seq_len,
             max_num_seqs=num_seqs,
+            kv_cache_tokens=num_seqs * self._card.max_seq_len,
+            prefix_cache_bytes_max=self._prefix_cache_bytes_max,
             threads=self._threads,
         )
+
+    def _parallel_sequences(self, model: llama.Model) -> int:
+        """As many as may run and the KV cache holds, and one in any case."""
+        assert self._card is not None
+        tokens = self._kv_cache_tokens
+        if not tokens:
+            memory_bytes = available_memory_bytes() * _KV_CACHE_MEMORY_SHARE
+            tokens = int(memory_bytes / model.kv_bytes_per_token)
+        return max(1, min(tokens // self._card.max_seq_len, self._max_num_seqs))
 
     def add(self, request: Submit) -> None:
         """See Engine. Raises InvalidRequest for what llama.cpp would fail on."""
@@ -189,6 +218,8 @@ class _Runner:
         card: ModelCard,
         num_seqs: int,
         prefill_chunk_tokens: int,
+        prefill_target_s: float,
+        prefix_bytes_max: int,
         threads: int,
     ) -> None:
         self._card = card
@@ -200,7 +231,8 @@ class _Runner:
             token_id for token_id in range(model.vocab_size) if model.is_eog(token_id)
         }
         batch_rows_max = num_seqs + prefill_chunk_tokens
-        self._schedule = Schedule(num_slots=num_seqs, prefill_chunk_tokens=prefill_chunk_tokens)
+        self._schedule = Schedule(num_slots=num_seqs)
+        self._pace = PrefillPace(tokens_max=prefill_chunk_tokens, target_s=prefill_target_s)
         self._batch = llama.Batch(batch_rows_max)
         self._context = llama.Context(
             model,
@@ -209,10 +241,17 @@ class _Runner:
             batch_rows_max=batch_rows_max,
             threads=threads,
         )
+        self._reuse = Reuse(
+            self._context,
+            self._schedule,
+            bytes_max=prefix_bytes_max if model.keeps_all_positions else 0,
+            place_s_max=prefill_target_s / 4,
+        )
         self._decoder: Offload[llama.Decoded] = Offload("decode")
         # The requests of the decode under way, and whether one was interrupted in this step.
         self._decoding: set[RequestId] = set()
         self._interrupted = False
+        self._decode_began_s = 0.0
 
     def warm_up(self, waiting: Callable[[], None]) -> None:
         """Decode one token and forget it, calling `waiting` ten times a second."""
@@ -236,6 +275,7 @@ class _Runner:
                 token_ids=list(submit.prompt_token_ids),
                 num_prompt=len(submit.prompt_token_ids),
                 sampling=params,
+                added_s=time.monotonic(),
                 sampler=Sampler(
                     params,
                     vocab_size=self._vocab_size,
@@ -266,6 +306,7 @@ class _Runner:
                 break
             decoded = self._decoder.result()
             if decoded is llama.Decoded.DONE:
+                self._learn_pace(chunks)
                 return self._sample(chunks)
             if decoded is llama.Decoded.INTERRUPTED:
                 self._roll_back(chunks)
@@ -277,14 +318,23 @@ class _Runner:
         self._schedule.admit()
         if move := self._schedule.compact():
             source, target = move
+            self._reuse.vacate(target)
             self._context.move(source, target=target)
-        return self._schedule.plan()
+        self._reuse.place()
+        budget = self._pace.budget(decoding=self._schedule.decoding())
+        return self._schedule.plan(prefill_tokens=budget)
+
+    def _learn_pace(self, chunks: list[Chunk]) -> None:
+        rows = sum(chunk.count for chunk in chunks)
+        if rows > len(chunks):
+            self._pace.took(time.monotonic() - self._decode_began_s, rows=rows)
 
     def _await_decode(self, chunks: list[Chunk], pump: Pump) -> bool:
         """Decode `chunks` while the pump runs. False: the pump gave up early, the server stops."""
         self._fill_batch(chunks)
         self._decoding = {chunk.request.request_id for chunk in chunks}
         self._context.resume()
+        self._decode_began_s = time.monotonic()
         self._decoder.start(self._decode)
         while True:
             waiting_since_s = time.monotonic()
@@ -304,9 +354,6 @@ class _Runner:
             request = chunk.request
             slot = slot_of(request)
             start = request.num_computed
-            if start == 0:
-                # Whoever had the slot last may have left it as it was.
-                self._context.truncate(slot)
             self._batch.add(
                 request.token_ids[start : start + chunk.count],
                 position=start,
@@ -321,6 +368,7 @@ class _Runner:
                 request.slot, length=request.num_computed
             ):
                 # A recurrent model keeps no past states to go back to.
+                self._context.truncate(request.slot)
                 request.num_computed = 0
 
     def _sample(self, chunks: list[Chunk]) -> StepOutputs:
@@ -368,13 +416,23 @@ class _Runner:
 
     def _finish(self, request: Request, token_id: int) -> Finish | None:
         params = request.sampling
+        stop_token_id = None
         if token_id in self._eos_token_ids and not params.ignore_eos:
-            return Finish(reason=FinishReason.STOP)
-        if token_id in params.stop_token_ids:
-            return Finish(reason=FinishReason.STOP, stop_token_id=token_id)
-        if request.num_answered >= params.max_tokens or len(request.token_ids) >= self._max_seq_len:
-            return Finish(reason=FinishReason.LENGTH)
-        return None
+            reason = FinishReason.STOP
+        elif token_id in params.stop_token_ids:
+            reason, stop_token_id = FinishReason.STOP, token_id
+        elif (
+            request.num_answered >= params.max_tokens or len(request.token_ids) >= self._max_seq_len
+        ):
+            reason = FinishReason.LENGTH
+        else:
+            return None
+        return Finish(
+            reason=reason,
+            stop_token_id=stop_token_id,
+            cached_tokens=request.cached_tokens,
+            queue_time_s=request.queue_time_s or 0.0,
+        )
 
     def _fail_all(self, error: str) -> StepOutputs:
         outputs = StepOutputs()
@@ -398,6 +456,8 @@ class _Runner:
             num_running=len(running),
             num_waiting=len(self._schedule.waiting),
             kv_cache_usage=computed / self._kv_cache_tokens,
+            prefix_cache_queries=self._reuse.queries,
+            prefix_cache_hits=self._reuse.hits,
         )
 
     def close(self) -> bool:

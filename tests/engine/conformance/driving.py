@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import select
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from fastserve.generation import RequestId, SamplingParams
@@ -113,7 +113,7 @@ class Driver:
             assert len(logprobs) == (0 if answer.sampling.logprobs is None else len(told))
             answer.logprobs += logprobs
             if index in outputs.finishes:
-                answer.finish = outputs.finishes[index]
+                answer.finish = _without_measures(outputs.finishes[index])
                 ended[request_id] = self.live.pop(request_id)
         self.check_stats()
         return ended
@@ -147,3 +147,10 @@ class Driver:
     def abort_all(self) -> None:
         self.abort(*(RequestId(one) for one in list(self.live)))
         self.check_stats()
+
+
+def _without_measures(finish: Finish) -> Finish:
+    """How a request ended, less what depends on the hour and on who came before."""
+    assert finish.queue_time_s >= 0
+    assert finish.cached_tokens >= 0
+    return replace(finish, queue_time_s=0.0, cached_tokens=0)
