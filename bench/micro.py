@@ -37,8 +37,10 @@ from fastserve.metrics.exposition import ServerInfo, expose
 from fastserve.metrics.meter import Meter
 from fastserve.metrics.names import NAMES
 from fastserve.metrics.recent import RequestRecord
+from fastserve.text.answer import AnswerParser
 from fastserve.text.chat_template import ChatTemplate
 from fastserve.text.stream import TextStream
+from fastserve.text.tool_calls.formats import TOOL_FORMATS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -141,6 +143,13 @@ def stops() -> Callable[[], object]:
     return _pushing(TextStream(_model().tokenizer, stops=("\n\n", "User:")))
 
 
+def parts() -> Callable[[], object]:
+    """A piece of a call's arguments is parsed, where there may be calls."""
+    parser = AnswerParser.of_model(tools=TOOL_FORMATS["hermes"], schemas={"f": None})
+    parser.push('<tool_call>{"name": "f", "arguments": {"text": "')
+    return lambda: parser.push(" word")
+
+
 def render() -> Callable[[], object]:
     """A text becomes the event of a chunk, in HTTP's framing."""
     chunks = ChatChunks(completion_id="chatcmpl-0123456789abcdef", created=0, model="m", index=0)
@@ -194,6 +203,7 @@ ROOMS = (
     Room(name="lane outputs", unit="token",   budget_us=0.11, make=lane_outputs, units=_RUNNING),
     Room(name="detokenizer",  unit="token",   budget_us=0.20, make=detokenizer),
     Room(name="stops",        unit="token",   budget_us=0.25, make=stops),
+    Room(name="parts",        unit="token",   budget_us=1.6,  make=parts),
     Room(name="render",       unit="token",   budget_us=0.33, make=render),
     Room(name="observe",      unit="token",   budget_us=0.32, make=observe),
     Room(name="record",       unit="request", budget_us=1.75, make=record),

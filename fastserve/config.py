@@ -117,6 +117,21 @@ class ServerConfig(Section):
     served_model_name: str | None = setting(
         None, "The model's name in requests and answers; not set: its own.", placeholder="NAME"
     )
+    chat_template: str | None = setting(
+        None,
+        "A file with the chat template to use; not set: the model's own.",
+        placeholder="PATH",
+    )
+    tool_parser: (
+        Literal["hermes", "llama3_json", "mistral", "pythonic", "qwen", "qwen3_coder"] | None
+    ) = setting(
+        None,
+        "How the model writes calls of tools; not set: calls that the model may or may not make "
+        "are refused with 400.",
+    )
+    reasoning_parser: Literal["deepseek_r1", "qwen3"] | None = setting(
+        None, "How the model writes its thoughts; not set: they are part of the answer's text."
+    )
     run_directory: str | None = setting(
         None,
         "Where to make the private directory of the lanes' sockets; not set: in XDG_RUNTIME_DIR, "

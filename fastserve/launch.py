@@ -30,7 +30,7 @@ from fastserve import __version__
 from fastserve import log as logging
 from fastserve.engine.arguments import EngineArguments, EngineSettings, LauncherDescriptor
 from fastserve.errors import ConfigError
-from fastserve.frontend.arguments import AcceptorArguments, AccessArguments
+from fastserve.frontend.arguments import AcceptorArguments, AccessArguments, ModelArguments
 from fastserve.metrics.board import Board
 from fastserve.metrics.catalog import RESPAWNS
 from fastserve.metrics.exposition import ServerInfo
@@ -75,6 +75,7 @@ def launch(config: Config) -> int:
     for name in _SECRET_VARIABLES:
         os.environ.pop(name, None)
     credentials = credential_files(config)
+    model = model_arguments(config)
     _raise_descriptor_limit()
     with contextlib.ExitStack() as stack:
         # First: whoever tells us to stop while the rest is made, or removed, finds nothing left.
@@ -93,6 +94,7 @@ def launch(config: Config) -> int:
             config=config,
             listeners=listeners,
             credentials=credentials,
+            model=model,
             run_directory=run_directory.path,
             key=secrets.token_bytes(32),
             board=Board.make(config.server.frontends, recent_max=config.metrics.perf_requests_max),
@@ -139,6 +141,7 @@ class _Shared:
     config: Config
     listeners: Listeners
     credentials: CredentialFiles
+    model: ModelArguments
     run_directory: Path
     key: bytes
     board: Board
@@ -236,6 +239,7 @@ def _acceptor(shared: _Shared, lane: int, *, engine: Child) -> ChildSpec:
             access=_access(config, shared.credentials),
             http=config.http,
             limits=config.limits,
+            model=shared.model,
             lane_config=config.lane,
             stall_unhealthy_s=config.engine.stall_unhealthy_s,
         ),
@@ -281,6 +285,22 @@ def _access(config: Config, credentials: CredentialFiles) -> AccessArguments:
         metrics_open=config.server.metrics_open,
         page=config.server.page,
         handshake_timeout_s=config.tls.handshake_timeout_s,
+    )
+
+
+def model_arguments(config: Config) -> ModelArguments:
+    """What frontends are told of the model. Raises ConfigError for a template that is not there."""
+    path, template = config.server.chat_template, None
+    if path is not None:
+        try:
+            template = Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"server.chat_template: cannot read {path}: {error}") from error
+    return ModelArguments(
+        template_bytes_max=config.limits.text_template_bytes_max,
+        chat_template=template,
+        tool_parser=config.server.tool_parser,
+        reasoning_parser=config.server.reasoning_parser,
     )
 
 

@@ -237,9 +237,10 @@ def settings_of(section: type[Section]) -> tuple[Setting, ...]:
 
 
 def _setting(section: str, field: dataclasses.Field[Value], hint: object) -> Setting:
-    optional = isinstance(hint, types.UnionType)
-    if isinstance(hint, types.UnionType):
-        hint, nothing = hint.__args__
+    # A union with a Literal is of typing's own kind.
+    optional = typing.get_origin(hint) in (types.UnionType, typing.Union)
+    if optional:
+        hint, nothing = typing.get_args(hint)
         assert nothing is types.NoneType, f"{section}.{field.name}: only `X | None` may be a union"
     choices = typing.get_args(hint) if typing.get_origin(hint) is Literal else ()
     listed = hint == tuple[str, ...]

@@ -21,7 +21,9 @@ from fastserve.config_http import CORSConfig, HTTPConfig, TLSConfig
 from fastserve.errors import ConfigError
 from fastserve.frontend.access import CORS
 from fastserve.http1.limits import Limits
-from fastserve.settings import HIDDEN, Setting, Value, all_settings, sections_of
+from fastserve.settings import HIDDEN, Setting, Value, all_settings, sections_of, settings_of
+from fastserve.text.reasoning import REASONING_FORMATS
+from fastserve.text.tool_calls.formats import TOOL_FORMATS
 
 SETTINGS = all_settings(Config())
 TOP = Path(__file__).parent.parent
@@ -426,3 +428,10 @@ def test_the_limits_of_a_connection_are_settings_with_the_same_defaults() -> Non
     settings = HTTPConfig()
     for limit in dataclasses.fields(Limits):
         assert getattr(settings, limit.name) == limit.default, limit.name
+
+
+def test_parsers_have_the_names_of_formats() -> None:
+    names = {one.name: set(one.choices) for one in settings_of(ServerConfig)}
+    assert names["tool_parser"] == TOOL_FORMATS.keys()
+    assert names["reasoning_parser"] == REASONING_FORMATS.keys()
+    assert ServerConfig(tool_parser=None).tool_parser is None

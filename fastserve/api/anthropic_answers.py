@@ -1,7 +1,8 @@
 """Anthropic's dialect: messages, their streams, and errors (Anthropic API reference).
 
-A stream is one message of one block of text: message_start, content_block_start, deltas,
-content_block_stop, message_delta, message_stop. Each event is named, and has its name as its type.
+A stream is one message, of one block of text or of a block for each of its parts: message_start,
+content_block_start, deltas, content_block_stop, message_delta, message_stop. Each event is named,
+and has its name as its type.
 
 Hot path: `MessageChunks.text` is one JSON string and one join, like OpenAI's (chunks.py).
 """
@@ -13,14 +14,16 @@ from typing import TYPE_CHECKING, ClassVar
 import orjson
 
 from fastserve.api.responses import said
+from fastserve.api.tools import Call, Thought
 from fastserve.errors import EngineDead
 from fastserve.generation import FinishReason
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from fastserve.api.dialect import Chunks
+    from fastserve.api.dialect import Chunks, PartChunks
     from fastserve.api.responses import Choice, Usage
+    from fastserve.api.tools import Part
     from fastserve.errors import FastserveError
 
 _dumps = orjson.dumps
@@ -63,6 +66,7 @@ class MessagesDialect:
 
     __slots__ = ("_max_tokens",)
 
+    call_prefix: ClassVar[str] = "toolu_"
     ping: ClassVar[bytes] = b'event: ping\ndata: {"type":"ping"}\n\n'
     done: ClassVar[bytes] = b""
 
@@ -77,6 +81,17 @@ class MessagesDialect:
     ) -> Chunks:
         assert index == 0, f"a message is one choice, made at {created}"
         return MessageChunks(
+            message_id=completion_id,
+            model=model,
+            prompt_tokens=prompt_tokens,
+            max_tokens=self._max_tokens,
+        )
+
+    def part_chunks(
+        self, *, completion_id: str, created: int, model: str, index: int, prompt_tokens: int
+    ) -> PartChunks:
+        assert index == 0, f"a message is one choice, made at {created}"
+        return MessagePartChunks(
             message_id=completion_id,
             model=model,
             prompt_tokens=prompt_tokens,
@@ -99,9 +114,10 @@ class MessagesDialect:
             choice.stop_reason,
             completion_tokens=usage.completion_tokens,
             max_tokens=self._max_tokens,
+            called=bool(choice.calls),
         )
         message = _message(completion_id, model=model, prompt_tokens=usage.prompt_tokens)
-        message["content"] = [{"type": "text", "text": choice.text}]
+        message["content"] = _blocks(choice)
         message["usage"] = _usage(
             usage.prompt_tokens, usage.completion_tokens, cached_tokens=usage.cached_tokens
         )
@@ -169,6 +185,125 @@ class MessageChunks:
         return b""
 
 
+class MessagePartChunks(MessageChunks):
+    """The events of a message in parts: a block begins when it is known of what type it is.
+
+    At most one is open: the one of `_kind` and `_index`.
+    """
+
+    __slots__ = ("_called", "_index", "_kind")
+
+    def __init__(self, *, message_id: str, model: str, prompt_tokens: int, max_tokens: int) -> None:
+        super().__init__(
+            message_id=message_id, model=model, prompt_tokens=prompt_tokens, max_tokens=max_tokens
+        )
+        self._kind = ""
+        self._index = -1
+        self._called = False
+
+    def first(self, *, prompt_token_ids: Sequence[int] | None = None) -> bytes:
+        """The event before the first block."""
+        assert prompt_token_ids is None, "this dialect cannot ask for them"
+        message = _message(self._message_id, model=self._model, prompt_tokens=self._prompt_tokens)
+        return _event("message_start", message=message)
+
+    def text(self, text: str) -> bytes:
+        """The events that add `text`."""
+        begun = self._in_block("text", text="")
+        return begun + self._delta({"type": "text_delta", "text": text})
+
+    def reasoning(self, text: str, *, completion_tokens: int | None = None) -> bytes:
+        """The events that add to a thought, which nobody has signed."""
+        assert completion_tokens is None, "this dialect cannot ask for them"
+        begun = self._in_block("thinking", thinking="", signature="")
+        return begun + self._delta({"type": "thinking_delta", "thinking": text})
+
+    def call(self, call_id: str, name: str, *, completion_tokens: int | None = None) -> bytes:
+        """The events that begin a call."""
+        assert completion_tokens is None, "this dialect cannot ask for them"
+        self._called = True
+        return self._end_block() + self._in_block("tool_use", id=call_id, name=name, input={})
+
+    def arguments(self, piece: str, *, completion_tokens: int | None = None) -> bytes:
+        """The event that adds to a call's arguments."""
+        assert completion_tokens is None, "this dialect cannot ask for them"
+        return self._delta({"type": "input_json_delta", "partial_json": piece})
+
+    def end_call(self) -> bytes:
+        """The event that ends a call."""
+        return self._end_block()
+
+    def finish(
+        self,
+        reason: FinishReason,
+        *,
+        stop_reason: str | int | None = None,
+        completion_tokens: int | None = None,
+        cached_tokens: int | None = None,
+    ) -> bytes:
+        """The events after the last part: the block ends, why, the message ends."""
+        assert completion_tokens is not None
+        stop = _stop(
+            reason,
+            stop_reason,
+            completion_tokens=completion_tokens,
+            max_tokens=self._max_tokens,
+            called=self._called,
+        )
+        usage = _usage(self._prompt_tokens, completion_tokens, cached_tokens=cached_tokens)
+        begun = self._in_block("text", text="") if self._index < 0 else b""
+        return (
+            begun
+            + self._end_block()
+            + _event("message_delta", delta=stop, usage=usage)
+            + _event("message_stop")
+        )
+
+    def _in_block(self, kind: str, **block: object) -> bytes:
+        """The events after which a block of that kind is open."""
+        if self._kind == kind:
+            return b""
+        ended = self._end_block()
+        self._kind = kind
+        self._index += 1
+        return ended + _event(
+            "content_block_start", index=self._index, content_block={"type": kind} | block
+        )
+
+    def _end_block(self) -> bytes:
+        if not self._kind:
+            return b""
+        self._kind = ""
+        return _event("content_block_stop", index=self._index)
+
+    def _delta(self, delta: dict[str, object]) -> bytes:
+        return _event("content_block_delta", index=self._index, delta=delta)
+
+
+def _blocks(choice: Choice) -> list[dict[str, object]]:
+    """The content of a message: its parts in their order, or the one text that it is."""
+    return [_block(part) for part in choice.parts or [choice.text]]
+
+
+def _block(part: Part) -> dict[str, object]:
+    match part:
+        case Thought(text):
+            return {"type": "thinking", "thinking": text, "signature": ""}
+        case Call(id=call_id, name=name, arguments=arguments):
+            return {"type": "tool_use", "id": call_id, "name": name, "input": _input(arguments)}
+        case str():
+            return {"type": "text", "text": part}
+
+
+def _input(arguments: str) -> dict[str, object]:
+    """A call's arguments as the object that they must be here; what is none becomes a member."""
+    try:
+        value = orjson.loads(arguments)
+    except orjson.JSONDecodeError:
+        value = arguments
+    return value if isinstance(value, dict) else {"arguments": value}
+
+
 def _event(kind: str, **fields: object) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (kind.encode(), _dumps({"type": kind} | fields))
 
@@ -206,6 +341,7 @@ def _stop(
     *,
     completion_tokens: int,
     max_tokens: int,
+    called: bool = False,
 ) -> dict[str, object]:
     """Why a message ended, in the API's words."""
     if isinstance(stop_reason, str):
@@ -214,4 +350,4 @@ def _stop(
         full = completion_tokens < max_tokens
         word = "model_context_window_exceeded" if full else "max_tokens"
         return {"stop_reason": word, "stop_sequence": None}
-    return {"stop_reason": "end_turn", "stop_sequence": None}
+    return {"stop_reason": "tool_use" if called else "end_turn", "stop_sequence": None}

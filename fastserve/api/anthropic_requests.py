@@ -11,18 +11,17 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from fastserve.api.anthropic_turns import read_tools, read_turns
 from fastserve.api.body import (
     INT64_MAX,
     check_nesting,
     convert,
     load_object,
     missing,
-    wrong_type,
 )
-from fastserve.api.messages import MESSAGES_MAX, read_content
 from fastserve.api.requests import STOPS_MAX, ChatRequest, Stop
+from fastserve.api.tools import ToolChoice
 from fastserve.api.unsupported import sort_out
-from fastserve.errors import InvalidRequest
 
 # They label or advise. What can be cached is cached, whether or not a client marks it.
 ACCEPTED = frozenset({"cache_control", "metadata", "service_tier", "user_profile_id"})
@@ -37,27 +36,38 @@ HARMLESS: dict[str, tuple[object, ...]] = {
     "output_format": (),
     "prefill": (),
     "speed": ("standard",),
-    "thinking": ({"type": "disabled"},),
-    "tool_choice": ({"type": "none"}, {"type": "auto"}),
-    "tools": ([],),
+    # Where the client leaves it to the model, or wants none; how much, no template can be told.
+    "thinking": ({"type": "adaptive"}, {"type": "disabled"}),
 }
 
-_ROLES = ("user", "assistant")
+
+# What templates look at: Qwen's and GLM's, and DeepSeek's and Granite's.
+_NO_THINKING = {"enable_thinking": False, "thinking": False}
 
 
 class CountRequest(msgspec.Struct, frozen=True, kw_only=True):
     """POST /v1/messages/count_tokens. `messages` are ready for a chat template.
 
-    The system prompt is the first of them; turns in a row of one role are one turn.
+    The system prompt is the first of them; turns in a row of one role are one turn. `tools` are
+    those that may be called, in a chat's form.
     """
 
     messages: list[dict[str, object]]
     model: str | None = None
+    tools: list[dict[str, Any]] = msgspec.field(default_factory=list)
+    tool_choice: ToolChoice = ToolChoice()
+    parallel_tool_calls: bool = True
+    template_kwargs: dict[str, object] = msgspec.field(default_factory=dict)
     unknown_fields: tuple[str, ...] = ()
 
     def as_chat(self) -> ChatRequest:
         """The chat whose prompt it is."""
-        return ChatRequest(messages=self.messages, model=self.model)
+        return ChatRequest(
+            messages=self.messages,
+            model=self.model,
+            tools=self.tools,
+            template_kwargs=self.template_kwargs,
+        )
 
 
 class MessagesRequest(CountRequest, frozen=True, kw_only=True):
@@ -83,6 +93,10 @@ class MessagesRequest(CountRequest, frozen=True, kw_only=True):
             top_k=self.top_k,
             stop=self.stop_sequences,
             sim=self.sim,
+            tools=self.tools,
+            tool_choice=self.tool_choice,
+            parallel_tool_calls=self.parallel_tool_calls,
+            template_kwargs=self.template_kwargs,
             unknown_fields=self.unknown_fields,
         )
 
@@ -104,59 +118,14 @@ def parse_count(body: bytes) -> CountRequest:
 
 def _read(body: bytes, *, ours: frozenset[str]) -> dict[str, Any]:
     fields = load_object(body)
-    if fields.get("tool_choice") == {"type": "none"}:
-        fields.pop("tools", None)  # the model must not call any, so it need not hear of them
     fields["unknown_fields"] = sort_out(fields, ours=ours, accepted=ACCEPTED, harmless=HARMLESS)
-    fields["messages"] = _read_turns(fields.pop("system", None), fields.get("messages"))
+    fields["messages"] = read_turns(fields.pop("system", None), fields.get("messages"))
+    read_tools(fields)
+    disabled = fields.get("thinking") == {"type": "disabled"}
+    fields["template_kwargs"] = _NO_THINKING if disabled else {}
     return fields
 
 
-def _read_turns(system: object, messages: object) -> list[dict[str, object]]:
-    if messages is None:
-        raise missing("messages")
-    if not isinstance(messages, list):
-        raise wrong_type("messages", want="an array", got=messages)
-    if not 0 < len(messages) <= MESSAGES_MAX:
-        raise InvalidRequest(
-            f"'messages' must have 1 to {MESSAGES_MAX} items.",
-            param="messages",
-            code="invalid_value",
-        )
-    turns: list[tuple[str, list[str]]] = []
-    if system is not None:
-        turns.append(("system", [read_content(system, role="system", param="system")]))
-    for index, message in enumerate(messages):
-        role, content = _read_turn(message, param=f"messages[{index}]")
-        if turns and turns[-1][0] == role:
-            turns[-1][1].append(content)
-        else:
-            turns.append((role, [content]))
-    if turns[-1][0] == "assistant":
-        raise InvalidRequest(
-            "The last message must be the user's: to continue an assistant's is not supported.",
-            param="messages",
-            code="unsupported_value",
-        )
-    return [{"role": role, "content": "\n".join(contents)} for role, contents in turns]
-
-
-def _read_turn(message: object, *, param: str) -> tuple[str, str]:
-    if not isinstance(message, dict):
-        raise wrong_type(param, want="an object", got=message)
-    role = message.get("role")
-    if role is None:
-        raise missing(f"{param}.role")
-    if role not in _ROLES:
-        raise InvalidRequest(
-            f"'{param}.role' must be 'user' or 'assistant'.",
-            param=f"{param}.role",
-            code="invalid_value",
-        )
-    content = message.get("content")
-    if content is None:
-        raise missing(f"{param}.content")
-    return role, read_content(content, role=role, param=f"{param}.content")
-
-
-_COUNT_FIELDS = frozenset({*CountRequest.__struct_fields__, "system"}) - {"unknown_fields"}
-_MESSAGES_FIELDS = frozenset({*MessagesRequest.__struct_fields__, "system"}) - {"unknown_fields"}
+_NOT_SENT = {"parallel_tool_calls", "template_kwargs", "unknown_fields"}
+_COUNT_FIELDS = frozenset({*CountRequest.__struct_fields__, "system"}) - _NOT_SENT
+_MESSAGES_FIELDS = frozenset({*MessagesRequest.__struct_fields__, "system"}) - _NOT_SENT

@@ -60,6 +60,7 @@ _COMPLAINT = re.compile(r"(?P<what>.*?)(?: - at (?P<key>`key` in )?`\$\.?(?P<pat
 _WRONG_TYPE = re.compile(r"Expected `(?P<want>[^`]*)`, got `(?P<got>[^`]*)`")
 _MISSING = re.compile(r"Object missing required field `(?P<name>[^`]*)`")
 _OUT_OF_RANGE = re.compile(r"Expected `(?P<kind>\w+)` (?P<op>[<>]=?) (?P<bound>\S+)")
+_WRONG_FORM = re.compile(r"Expected `str` matching regex .*", re.S)
 _WRONG_LENGTH = re.compile(r"Expected `(?P<kind>\w+)` of length (?P<op>[<>]=?) (?P<bound>\d+)")
 
 
@@ -169,6 +170,9 @@ def _translate(what: str, *, place: str, value: object) -> tuple[str, str]:
         bound = match["bound"].removesuffix(".0")
         code = f"{_CODE_NAMES[match['kind']]}_{side}_value"
         return f"{place} must be {_COMPARISONS[match['op']]} {bound}{shown}.", code
+    if match := _WRONG_FORM.fullmatch(what):
+        form = what.removeprefix("Expected `str` matching regex ").strip("'")
+        return f"{place} must match {form}.", "invalid_value"
     if match := _WRONG_LENGTH.fullmatch(what):
         if match["bound"] == "1":
             return f"{place} must not be empty.", "invalid_value"

@@ -127,7 +127,7 @@ class _Chunks:
         return b'%b%b,"logprobs":null,"finish_reason":"%b","stop_reason":%b}]%b}\n\n' % (
             self._open,
             self._NO_TEXT,
-            finish_word(reason).encode(),
+            self._finish_word(reason).encode(),
             _dumps(stop_reason),
             self._usage_so_far(completion_tokens),
         )
@@ -135,6 +135,9 @@ class _Chunks:
     def usage(self, usage: Usage) -> bytes:
         """The event of an exchange's last chunk: no choices, and the usage of them all."""
         return b'%b],"usage":%b}\n\n' % (self._prefix, _dumps(usage.as_json()))
+
+    def _finish_word(self, reason: FinishReason) -> str:
+        return finish_word(reason)
 
     def _usage_so_far(self, completion_tokens: int | None) -> bytes:
         if self._prompt_tokens is None:

@@ -12,13 +12,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from fastserve.api import responses
+from fastserve.api.chat_parts import ChatPartChunks
 from fastserve.api.chunks import DONE, ChatChunks, CompletionChunks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from fastserve.api.logprobs import TokenText
-    from fastserve.api.requests import GenerationRequest
+    from fastserve.api.requests import ChatRequest, GenerationRequest
     from fastserve.api.responses import Choice, Usage
     from fastserve.errors import FastserveError
     from fastserve.generation import FinishReason
@@ -53,6 +54,21 @@ class Chunks(Protocol):
     ) -> bytes: ...
 
     def usage(self, usage: Usage, /) -> bytes: ...
+
+
+class PartChunks(Chunks, Protocol):
+    """The events of one choice whose text is in parts: thoughts, content, and calls of tools.
+
+    A call is made in the order call, arguments..., end_call. `completion_tokens` as in `text_with`.
+    """
+
+    def reasoning(self, text: str, *, completion_tokens: int | None = None) -> bytes: ...
+
+    def call(self, call_id: str, name: str, *, completion_tokens: int | None = None) -> bytes: ...
+
+    def arguments(self, piece: str, *, completion_tokens: int | None = None) -> bytes: ...
+
+    def end_call(self) -> bytes: ...
 
 
 class Dialect(Protocol):
@@ -90,6 +106,17 @@ class Dialect(Protocol):
         """The event that tells of `error` within a stream, of which it is the last."""
 
 
+class PartDialect(Dialect, Protocol):
+    """A dialect whose answers can be in parts. `call_prefix` begins the ids of calls."""
+
+    call_prefix: ClassVar[str]
+
+    def part_chunks(
+        self, *, completion_id: str, created: int, model: str, index: int, prompt_tokens: int
+    ) -> PartChunks:
+        """What renders choice `index`, as `chunks` does, if it is in parts."""
+
+
 class _OpenAI:
     """What chats and completions have in common."""
 
@@ -115,9 +142,14 @@ class _OpenAI:
 class ChatDialect(_OpenAI):
     """POST /v1/chat/completions."""
 
-    __slots__ = ()
+    __slots__ = ("_named",)
 
+    call_prefix: ClassVar[str] = "call_"
     _PREFIX = "chatcmpl-"
+
+    def __init__(self, request: ChatRequest) -> None:
+        super().__init__(request)
+        self._named = request.tool_choice.mode == "named"
 
     def chunks(
         self, *, completion_id: str, created: int, model: str, index: int, prompt_tokens: int
@@ -131,6 +163,19 @@ class ChatDialect(_OpenAI):
             continuous_prompt_tokens=prompt_tokens if self._request.continuous_usage else None,
         )
 
+    def part_chunks(
+        self, *, completion_id: str, created: int, model: str, index: int, prompt_tokens: int
+    ) -> PartChunks:
+        return ChatPartChunks(
+            completion_id=completion_id,
+            created=created,
+            model=model,
+            index=index,
+            include_usage=self._request.include_usage,
+            continuous_prompt_tokens=prompt_tokens if self._request.continuous_usage else None,
+            named=self._named,
+        )
+
     def whole(
         self,
         choices: Sequence[Choice],
@@ -141,7 +186,12 @@ class ChatDialect(_OpenAI):
         usage: Usage,
     ) -> bytes:
         return responses.chat_completion(
-            choices, completion_id=completion_id, created=created, model=model, usage=usage
+            choices,
+            completion_id=completion_id,
+            created=created,
+            model=model,
+            usage=usage,
+            named=self._named,
         )
 
 

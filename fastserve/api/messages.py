@@ -50,7 +50,10 @@ def _read_message(message: object, index: int) -> dict[str, object]:
     param = f"messages[{index}]"
     read = {name: value for name, value in message.items() if value is not None}
     read["content"] = read_content(content, role=role, param=f"{param}.content")
-    for name in ("name", "tool_call_id"):
+    if "reasoning" in read:
+        # vLLM's newer name for what templates, and DeepSeek, call reasoning_content.
+        read.setdefault("reasoning_content", read.pop("reasoning"))
+    for name in ("name", "tool_call_id", "reasoning_content"):
         if not isinstance(read.get(name, ""), str):
             raise wrong_type(f"{param}.{name}", want="a string", got=read[name])
     for name, value in read.items():

@@ -19,6 +19,7 @@ import orjson
 from msgspec import Meta
 
 from fastserve.api import anthropic_requests, response_requests, unsupported
+from fastserve.api.anthropic_turns import MessagesTool, MessagesToolChoice
 from fastserve.api.messages import MESSAGES_MAX
 from fastserve.api.requests import (
     STOPS_MAX,
@@ -27,7 +28,9 @@ from fastserve.api.requests import (
     Count,
     Stop,
 )
+from fastserve.api.response_input import NamedResponseTool, ResponseTool
 from fastserve.api.tokenizing import DetokenizeRequest, TokenIds, TokenizeRequest
+from fastserve.api.tools import AllowedTools, NamedFunction, Tool
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -58,26 +61,75 @@ class ChatMessage(msgspec.Struct):
     tool_calls: list[dict[str, Any]] | None = None
 
 
+class ToolChoiceObject(msgspec.Struct):
+    """A function that must be called, or some of the tools that may be."""
+
+    type: Literal["function", "allowed_tools"]
+    function: NamedFunction | None = None
+    allowed_tools: AllowedTools | None = None
+
+
+class ResponseToolChoiceObject(msgspec.Struct):
+    """A function that must be called, or some of the tools that may be."""
+
+    type: Literal["function", "allowed_tools"]
+    name: str | None = None
+    mode: Literal["auto", "required"] | None = None
+    tools: list[NamedResponseTool] | None = None
+
+
+class TextBlock(msgspec.Struct, tag="text", tag_field="type"):
+    """A text in a turn."""
+
+    text: str
+
+
+class ThinkingBlock(msgspec.Struct, tag="thinking", tag_field="type"):
+    """What an assistant thought before it answered."""
+
+    thinking: str
+
+
+class ToolUseBlock(msgspec.Struct, tag="tool_use", tag_field="type"):
+    """An assistant's call of a tool."""
+
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+class ToolResultBlock(msgspec.Struct, tag="tool_result", tag_field="type"):
+    """What a tool returned, in a user's turn."""
+
+    tool_use_id: str
+    content: str | list[TextPart] | None = None
+    is_error: bool | None = None
+
+
 class Turn(msgspec.Struct):
     """A turn of a conversation of the Messages API."""
 
     role: Literal["user", "assistant"]
-    content: str | list[TextPart]
+    content: str | list[TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock]
 
 
 class InputPart(msgspec.Struct):
     """A part of an item's content."""
 
-    type: Literal["input_text", "output_text", "text"]
+    type: Literal["input_text", "output_text", "reasoning_text", "summary_text", "text"]
     text: str
 
 
 class InputItem(msgspec.Struct):
-    """An item of a response's input: a message."""
+    """An item of a response's input, with the fields that its type needs."""
 
-    role: Literal["user", "assistant", "system", "developer"]
-    content: str | list[InputPart]
-    type: Literal["message"] = "message"
+    type: Literal["message", "function_call", "function_call_output", "reasoning"] | None = None
+    role: Literal["user", "assistant", "system", "developer"] | None = None
+    content: str | list[InputPart] | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    output: str | list[InputPart] | None = None
 
 
 ChatMessages = Annotated[list[ChatMessage], Meta(min_length=1, max_length=MESSAGES_MAX)]
@@ -156,14 +208,25 @@ def _names(struct: type[msgspec.Struct]) -> frozenset[str]:
     return frozenset(field.encode_name for field in msgspec.structs.fields(struct))
 
 
+_TOOL_WORDS = Literal["none", "auto", "required"]
+_CHAT_TOOLS = {"tools": list[Tool], "tool_choice": _TOOL_WORDS | ToolChoiceObject}
+_MESSAGES_TOOLS = {"tools": list[MessagesTool], "tool_choice": MessagesToolChoice}
+_RESPONSE_TOOLS = {
+    "tools": list[ResponseTool],
+    "tool_choice": _TOOL_WORDS | ResponseToolChoiceObject,
+}
+_NOT_SENT = frozenset({"parallel_tool_calls", "template_kwargs"})
 _SYSTEM = str | list[TextPart]
 _RESPONSE_ONLY = _names(ChatRequest) - response_requests.SHARED
 
 # Each body by its name, and the values that are fine of fields that are refused otherwise.
 _BODIES: dict[type[msgspec.Struct], Mapping[str, tuple[object, ...]]] = {
-    _sent("ChatRequest", ChatRequest, needs={"messages": ChatMessages}, forms={"stop": Stops}): (
-        unsupported.HARMLESS
-    ),
+    _sent(
+        "ChatRequest",
+        ChatRequest,
+        needs={"messages": ChatMessages},
+        forms={"stop": Stops} | _CHAT_TOOLS,
+    ): unsupported.HARMLESS,
     _sent(
         "CompletionRequest", CompletionRequest, needs={"prompt": Prompts}, forms={"stop": Stops}
     ): unsupported.HARMLESS,
@@ -171,25 +234,30 @@ _BODIES: dict[type[msgspec.Struct], Mapping[str, tuple[object, ...]]] = {
         "MessagesRequest",
         anthropic_requests.MessagesRequest,
         needs={"messages": Turns, "max_tokens": Annotated[int, Meta(ge=1)]},
-        forms={"system": _SYSTEM},
+        forms={"system": _SYSTEM} | _MESSAGES_TOOLS,
+        leave_out=_NOT_SENT,
     ): anthropic_requests.HARMLESS,
     _sent(
         "CountTokensRequest",
         anthropic_requests.CountRequest,
         needs={"messages": Turns},
-        forms={"system": _SYSTEM},
+        forms={"system": _SYSTEM} | _MESSAGES_TOOLS,
+        leave_out=_NOT_SENT,
     ): anthropic_requests.HARMLESS,
     _sent(
         "ResponseRequest",
         response_requests.ResponseFields,
         ChatRequest,
         needs={"input": str | Items},
-        forms={"stop": Stops},
+        forms={"stop": Stops} | _RESPONSE_TOOLS,
         leave_out=_RESPONSE_ONLY - _names(response_requests.ResponseFields),
     ): response_requests.HARMLESS,
-    _sent("TokenizeRequest", TokenizeRequest, needs={}, forms={"messages": ChatMessages}): (
-        unsupported.HARMLESS
-    ),
+    _sent(
+        "TokenizeRequest",
+        TokenizeRequest,
+        needs={},
+        forms={"messages": ChatMessages, "tools": list[Tool]},
+    ): unsupported.HARMLESS,
     _sent("DetokenizeRequest", DetokenizeRequest, needs={"tokens": TokenIds}): (
         unsupported.HARMLESS
     ),
@@ -275,8 +343,7 @@ def document(version: str) -> bytes:
     )
     for struct, harmless in _BODIES.items():
         properties = schemas[struct.__name__]["properties"]
-        # Tools are fine where none of them may be called, which a schema had better not say.
-        for name in harmless.keys() - properties.keys() - {"tools"}:
+        for name in harmless.keys() - properties.keys():
             properties[name] = _only(harmless[name])
     paths: dict[str, dict[str, Any]] = {}
     for operation in OPERATIONS:

@@ -10,6 +10,7 @@ asked later, by `check_vocabulary` and `sampling`.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any
 
 import msgspec
@@ -25,6 +26,7 @@ from fastserve.api.body import (
     wrong_type,
 )
 from fastserve.api.messages import read_messages
+from fastserve.api.tools import ToolChoice, grammar_of, read_tools
 from fastserve.api.unsupported import sort_out
 from fastserve.errors import ContextLengthExceeded, InvalidRequest
 from fastserve.generation import LOGPROBS_MAX, SamplingParams
@@ -126,7 +128,9 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
     """POST /v1/chat/completions (OpenAI API reference, "Create chat completion").
 
     `messages` are ready for a chat template: dicts with "role" and a "content" that is a string.
-    `template_kwargs` is what the template gets besides; `reasoning_effort` is in there too.
+    `template_kwargs` is what the template gets besides; `reasoning_effort` is in there too. `tools`
+    are those that may be called. Thoughts are left out of the answer without `include_reasoning`
+    (vLLM's), and part of its content without `separate_reasoning` (SGLang's).
     """
 
     messages: list[dict[str, object]]
@@ -138,6 +142,22 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
         default_factory=dict, name="chat_template_kwargs"
     )
     reasoning_effort: str | None = None
+    tools: list[dict[str, Any]] = msgspec.field(default_factory=list)
+    tool_choice: ToolChoice = ToolChoice()
+    parallel_tool_calls: bool = True
+    include_reasoning: bool = True
+    separate_reasoning: bool = True
+
+    @property
+    def tool_schemas(self) -> dict[str, Any]:
+        """The functions that may be called, and the schemas of their parameters, if any."""
+        functions = [tool["function"] for tool in self.tools]
+        return {function["name"]: function.get("parameters") for function in functions}
+
+    @property
+    def must_call(self) -> bool:
+        """Whether the answer must be calls, and so is what a grammar makes it."""
+        return bool(self.tools) and self.tool_choice.mode in ("required", "named")
 
     @property
     def logprobs(self) -> int | None:
@@ -153,9 +173,13 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
         room = max_seq_len - prompt_tokens
         _check_room(self, prompt_tokens=prompt_tokens, max_seq_len=max_seq_len, param="messages")
         asked = self.max_new_tokens
-        return _sampling(
+        sampling = _sampling(
             self, max_tokens=room if asked is None else asked, logprobs=self.logprobs, choice=choice
         )
+        if not self.must_call:
+            return sampling
+        grammar = grammar_of(self.tools, self.tool_choice, parallel=self.parallel_tool_calls)
+        return replace(sampling, grammar=grammar)
 
 
 class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
@@ -199,6 +223,7 @@ def parse_chat_fields(fields: dict[str, Any]) -> ChatRequest:
     fields["messages"] = read_messages(fields.get("messages"))
     _normalize(fields)
     _normalize_template_kwargs(fields)
+    read_tools(fields)
     request = convert(fields, ChatRequest)
     _check_together(request, tokens_min=1, tokens_default=None)
     if request.top_logprobs and not request.wants_logprobs:

@@ -1,10 +1,7 @@
 """The dialect of OpenAI's Responses API: response objects, and streams of numbered events.
 
-A response here has one output item, a message of one text. Every event of a stream carries a
-number, from 0 and without a gap, and what is complete is told again as a whole (API reference,
-"Streaming events"). A record is what is stored: the object, and the conversation up to its end.
-
-Hot path: `ResponseChunks.text` is one JSON string and one join, like those of chats (chunks.py).
+A response has an item for each part of its answer, mostly one: a message of one text. A record is
+what is stored: the object, and the conversation up to its end. Streams are in response_chunks.py.
 """
 
 from __future__ import annotations
@@ -15,17 +12,18 @@ import orjson
 
 from fastserve.api import responses
 from fastserve.api.dialect import COMMENT
-from fastserve.api.logprobs import chat_logprobs
+from fastserve.api.response_chunks import ResponseChunks, ResponsePartChunks
+from fastserve.api.response_items import items_of, told_logprobs, turn_of
 from fastserve.generation import FinishReason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from fastserve.api.dialect import Chunks
-    from fastserve.api.logprobs import TokenText
+    from fastserve.api.dialect import Chunks, PartChunks
     from fastserve.api.requests import ChatRequest
     from fastserve.api.response_requests import ResponseRequest
     from fastserve.api.responses import Choice, Usage
+    from fastserve.api.tools import Part
     from fastserve.errors import FastserveError
 
 _dumps = orjson.dumps
@@ -55,8 +53,9 @@ def deleted(response_id: str) -> bytes:
 class ResponseDialect:
     """One response. `keep` stores its record if it can; None: it is not to be stored."""
 
-    __slots__ = ("_chat", "_chunks", "_item_id", "_keep", "_request", "_response_id")
+    __slots__ = ("_chat", "_chunks", "_keep", "_request", "_response_id")
 
+    call_prefix: ClassVar[str] = "call_"
     ping: ClassVar[bytes] = COMMENT
     done: ClassVar[bytes] = b""
 
@@ -66,13 +65,11 @@ class ResponseDialect:
         chat: ChatRequest,
         *,
         response_id: str,
-        item_id: str,
         keep: Callable[[str, bytes], bool] | None,
     ) -> None:
         self._request = request
         self._chat = chat
         self._response_id = response_id
-        self._item_id = item_id
         self._keep = keep
         self._chunks: ResponseChunks | None = None
 
@@ -90,6 +87,14 @@ class ResponseDialect:
         )
         return self._chunks
 
+    def part_chunks(
+        self, *, completion_id: str, created: int, model: str, index: int, prompt_tokens: int
+    ) -> PartChunks:
+        assert (completion_id, index) == (self._response_id, 0), "a response is one choice"
+        chunks = ResponsePartChunks(self, created=created, model=model, prompt_tokens=prompt_tokens)
+        self._chunks = chunks
+        return chunks
+
     def whole(
         self,
         choices: Sequence[Choice],
@@ -101,9 +106,9 @@ class ResponseDialect:
     ) -> bytes:
         [choice] = choices
         assert completion_id == self._response_id
-        told = [] if choice.logprobs is None else _logprobs(choice.logprobs)
+        told = [] if choice.logprobs is None else told_logprobs(choice.logprobs)
         response = self.finished(
-            choice.text,
+            choice.parts or [choice.text],
             choice.finish_reason,
             logprobs=told,
             usage=usage,
@@ -137,14 +142,14 @@ class ResponseDialect:
             "metadata": asked.metadata,
             "model": model,
             "output": [],
-            "parallel_tool_calls": True,
+            "parallel_tool_calls": chat.parallel_tool_calls,
             "previous_response_id": asked.previous_response_id,
             "reasoning": {"effort": asked.reasoning.effort, "summary": None},
             "store": self._keep is not None,
             "temperature": chat.temperature,
             "text": {"format": {"type": "text"}},
-            "tool_choice": "auto",
-            "tools": [],
+            "tool_choice": asked.tool_choice,
+            "tools": asked.tools,
             "top_logprobs": asked.top_logprobs,
             "top_p": chat.top_p,
             "truncation": "disabled",
@@ -153,7 +158,7 @@ class ResponseDialect:
 
     def finished(
         self,
-        text: str,
+        parts: Sequence[Part],
         reason: FinishReason,
         *,
         logprobs: list[object],
@@ -164,172 +169,23 @@ class ResponseDialect:
         """The object of a response that has ended, which is stored first if it is to be."""
         cut = reason is FinishReason.LENGTH
         status = "incomplete" if cut else "completed"
+        items = items_of(parts, response_id=self._response_id, status=status, logprobs=logprobs)
         response = self.begun(created=created, model=model) | {
             "status": status,
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
-            "output": [self.item(status, part(text, logprobs))],
+            "output": items,
             "usage": _usage(usage),
         }
         if self._keep is not None:
             # Instructions are of one response alone, so they are no part of the conversation.
             turns = self._chat.messages[self._request.fields.instructions is not None :]
-            answer: dict[str, object] = {"role": "assistant", "content": text}
-            record = record_of(response, [*turns, answer])
+            record = record_of(response, [*turns, turn_of(parts)])
             response["store"] = self._keep(self._response_id, record)
         return response
 
-    def item(self, status: str, *content: dict[str, object]) -> dict[str, object]:
-        """The message that is the response's one output."""
-        return {
-            "id": self._item_id,
-            "type": "message",
-            "status": status,
-            "role": "assistant",
-            "content": list(content),
-        }
-
     @property
-    def item_id(self) -> str:
-        return self._item_id
-
-
-class ResponseChunks:
-    """The events of a response, numbered."""
-
-    __slots__ = (
-        "_created",
-        "_dialect",
-        "_logprobs",
-        "_model",
-        "_next",
-        "_parts",
-        "_prompt_tokens",
-        "_text_head",
-        "_where",
-    )
-
-    def __init__(
-        self, dialect: ResponseDialect, *, created: int, model: str, prompt_tokens: int
-    ) -> None:
-        self._dialect = dialect
-        self._created = created
-        self._model = model
-        self._prompt_tokens = prompt_tokens
-        self._next = 0
-        self._parts: list[str] = []
-        self._logprobs: list[object] = []
-        self._where = {"item_id": dialect.item_id, "output_index": 0, "content_index": 0}
-        self._text_head = (
-            b"event: response.output_text.delta\n"
-            b'data: {"type":"response.output_text.delta","item_id":%b,"output_index":0,'
-            b'"content_index":0,"delta":' % _dumps(dialect.item_id)
-        )
-
-    def first(self, *, prompt_token_ids: Sequence[int] | None = None) -> bytes:
-        """The events before the first text."""
-        assert prompt_token_ids is None, "this dialect cannot ask for them"
-        begun = self._dialect.begun(created=self._created, model=self._model)
-        item = self._dialect.item("in_progress")
-        return b"".join(
-            (
-                self._event("response.created", response=begun),
-                self._event("response.in_progress", response=begun),
-                self._event("response.output_item.added", output_index=0, item=item),
-                self._event("response.content_part.added", **self._where, part=part("", [])),
-            )
-        )
-
-    def text(self, text: str) -> bytes:
-        """The event that adds `text`."""
-        number = self._next
-        self._next = number + 1
-        self._parts.append(text)
-        return b'%b%b,"logprobs":[],"sequence_number":%d}\n\n' % (
-            self._text_head,
-            _dumps(text),
-            number,
-        )
-
-    def text_with(
-        self, text: str, *, logprobs: Sequence[TokenText] | None = None, **_: object
-    ) -> bytes:
-        """The event that adds `text` and tells the logprobs of its tokens."""
-        told = _logprobs(logprobs or ())
-        self._parts.append(text)
-        self._logprobs += told
-        return self._event("response.output_text.delta", **self._where, delta=text, logprobs=told)
-
-    def finish(
-        self,
-        reason: FinishReason,
-        *,
-        stop_reason: str | int | None = None,
-        completion_tokens: int | None = None,
-        cached_tokens: int | None = None,
-    ) -> bytes:
-        """The events after the last text: each thing that is complete, the innermost first."""
-        assert completion_tokens is not None, f"ended by {stop_reason}"
-        text = "".join(self._parts)
-        usage = responses.Usage(
-            prompt_tokens=self._prompt_tokens,
-            completion_tokens=completion_tokens,
-            cached_tokens=cached_tokens,
-        )
-        response = self._dialect.finished(
-            text,
-            reason,
-            logprobs=self._logprobs,
-            usage=usage,
-            created=self._created,
-            model=self._model,
-        )
-        status = str(response["status"])
-        whole = part(text, self._logprobs)
-        item = self._dialect.item(status, whole)
-        return b"".join(
-            (
-                self._event(
-                    "response.output_text.done", **self._where, text=text, logprobs=self._logprobs
-                ),
-                self._event("response.content_part.done", **self._where, part=whole),
-                self._event("response.output_item.done", output_index=0, item=item),
-                self._event(f"response.{status}", response=response),
-            )
-        )
-
-    def usage(self, _: Usage, /) -> bytes:
-        """Nothing: the finish has told it."""
-        return b""
-
-    def failure(self, error: FastserveError) -> bytes:
-        """The last two events of a stream that fails: the error, and what has become of it all."""
-        message = responses.said(error)
-        code = "invalid_prompt" if error.status == 400 else "server_error"
-        failed = self._dialect.begun(created=self._created, model=self._model) | {
-            "status": "failed",
-            "error": {"code": code, "message": message},
-            "store": False,
-        }
-        return self._event(
-            "error", code=error.code or error.type, message=message, param=error.param
-        ) + self._event("response.failed", response=failed)
-
-    def _event(self, kind: str, **fields: object) -> bytes:
-        number = self._next
-        self._next = number + 1
-        data = _dumps({"type": kind} | fields | {"sequence_number": number})
-        return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)
-
-
-def part(text: str, logprobs: list[object]) -> dict[str, object]:
-    """A message's one part."""
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
-
-
-def _logprobs(tokens: Sequence[TokenText]) -> list[object]:
-    content = chat_logprobs(tokens)["content"]
-    assert isinstance(content, list)
-    return content
+    def response_id(self) -> str:
+        return self._response_id
 
 
 def _usage(usage: Usage) -> dict[str, object]:

@@ -12,9 +12,9 @@ import msgspec
 from msgspec import Meta
 
 from fastserve.api import unsupported
-from fastserve.api.body import convert, load_object, missing, wrong_type
-from fastserve.api.messages import MESSAGES_MAX, read_content
+from fastserve.api.body import convert, load_object, missing
 from fastserve.api.requests import ChatRequest, parse_chat_fields
+from fastserve.api.response_input import chat_tools, read_input
 from fastserve.errors import InvalidRequest
 from fastserve.generation import LOGPROBS_MAX
 
@@ -55,9 +55,6 @@ HARMLESS: dict[str, tuple[object, ...]] = unsupported.HARMLESS | {
     "truncation": ("disabled",),
 }
 HARMLESS.pop("store")
-
-_KINDS = frozenset({"input_text", "output_text", "text"})
-_ROLES = ("user", "assistant", "system", "developer")
 
 Includable = Literal[
     "code_interpreter_call.outputs",
@@ -105,6 +102,9 @@ class ResponseFields(msgspec.Struct, frozen=True, kw_only=True):
         Meta(max_length=METADATA_MAX),
     ] = msgspec.field(default_factory=dict)
     reasoning: Reasoning = msgspec.field(default_factory=Reasoning)
+    tools: list[Any] = msgspec.field(default_factory=list)
+    tool_choice: Any = "auto"
+    parallel_tool_calls: bool = True
 
 
 class ResponseRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,6 +131,8 @@ class ResponseRequest(msgspec.Struct, frozen=True, kw_only=True):
             chat["reasoning_effort"] = asked.reasoning.effort
         if _LOGPROBS in asked.include:
             chat |= {"logprobs": True, "top_logprobs": asked.top_logprobs}
+        chat |= chat_tools(asked.tools, asked.tool_choice)
+        chat["parallel_tool_calls"] = asked.parallel_tool_calls
         request = parse_chat_fields(chat)
         return msgspec.structs.replace(request, unknown_fields=self.unknown_fields)
 
@@ -151,44 +153,9 @@ def parse_response(body: bytes) -> ResponseRequest:
     return ResponseRequest(
         fields=own,
         shared={name: fields[name] for name in SHARED & fields.keys()},
-        turns=_read_input(own.input),
+        turns=read_input(own.input),
         unknown_fields=unknown,
     )
-
-
-def _read_input(value: str | list[Any]) -> list[dict[str, object]]:
-    if isinstance(value, str):
-        return [{"role": "user", "content": value}]
-    if not 0 < len(value) <= MESSAGES_MAX:
-        raise InvalidRequest(
-            f"'input' must have 1 to {MESSAGES_MAX} items.", param="input", code="invalid_value"
-        )
-    return [_read_item(item, param=f"input[{index}]") for index, item in enumerate(value)]
-
-
-def _read_item(item: object, *, param: str) -> dict[str, object]:
-    if not isinstance(item, dict):
-        raise wrong_type(param, want="an object", got=item)
-    if item.get("type") not in (None, "message"):
-        raise InvalidRequest(
-            f"'{param}.type': only items of type 'message' are supported.",
-            param=f"{param}.type",
-            code="unsupported_value",
-        )
-    role = item.get("role")
-    if role is None:
-        raise missing(f"{param}.role")
-    if role not in _ROLES:
-        raise InvalidRequest(
-            f"'{param}.role' must be one of {', '.join(_ROLES)}.",
-            param=f"{param}.role",
-            code="invalid_value",
-        )
-    content = item.get("content")
-    if content is None:
-        raise missing(f"{param}.content")
-    text = read_content(content, role=role, param=f"{param}.content", kinds=_KINDS)
-    return {"role": role, "content": text}
 
 
 _OWN = frozenset(ResponseFields.__struct_fields__)

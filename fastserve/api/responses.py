@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING
 import orjson
 
 from fastserve.api.logprobs import TokenText, chat_logprobs, completion_logprobs
+from fastserve.api.tools import Call, Thought
 from fastserve.generation import FinishReason
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from fastserve.api.tools import Part
     from fastserve.errors import FastserveError
 
 _OWNER = "fastserve"
@@ -65,7 +67,8 @@ class Choice:
     """One finished text. Choices are rendered in the order given, numbered from 0.
 
     `stop_reason` is the stop string or the stop token id that ended it. `token_ids` and
-    `prompt_token_ids` are shown if given; in a chat all choices have the same prompt.
+    `prompt_token_ids` are shown if given; in a chat all choices have the same prompt. A chat
+    may have `parts` besides text: thoughts, and calls of tools.
     """
 
     text: str
@@ -74,18 +77,40 @@ class Choice:
     logprobs: Sequence[TokenText] | None = None
     token_ids: Sequence[int] | None = None
     prompt_token_ids: Sequence[int] | None = None
+    parts: Sequence[Part] = ()
+
+    @property
+    def reasoning(self) -> str:
+        """The thoughts among the parts."""
+        return "".join(part.text for part in self.parts if isinstance(part, Thought))
+
+    @property
+    def calls(self) -> list[Call]:
+        """The calls among the parts."""
+        return [part for part in self.parts if isinstance(part, Call)]
 
 
 def chat_completion(
-    choices: Sequence[Choice], *, completion_id: str, created: int, model: str, usage: Usage
+    choices: Sequence[Choice],
+    *,
+    completion_id: str,
+    created: int,
+    model: str,
+    usage: Usage,
+    named: bool = False,
 ) -> bytes:
-    """A `chat.completion` object. `created` is in seconds since 1970."""
+    """A `chat.completion` object. `created` is in seconds since 1970.
+
+    `named`: the client named the function to call, so that its call is no news.
+    """
     answer: dict[str, object] = {
         "id": completion_id,
         "object": "chat.completion",
         "created": created,
         "model": model,
-        "choices": [_chat_choice(choice, index) for index, choice in enumerate(choices)],
+        "choices": [
+            _chat_choice(choice, index, named=named) for index, choice in enumerate(choices)
+        ],
         "usage": usage.as_json(),
     }
     if choices and choices[0].prompt_token_ids is not None:
@@ -117,6 +142,16 @@ def finish_word(reason: FinishReason) -> str:
     """
     assert reason in (FinishReason.STOP, FinishReason.LENGTH), reason
     return reason.value
+
+
+def chat_finish_word(reason: FinishReason, *, called: bool, named: bool) -> str:
+    """OpenAI's word for how a chat's answer ended.
+
+    Calls end one with "tool_calls"; but "stop" where the function was named (as OpenAI answers, and
+    so vLLM), and "length" where the answer was cut, since the last call may be, too.
+    """
+    calls = called and not named and reason is FinishReason.STOP
+    return "tool_calls" if calls else finish_word(reason)
 
 
 def models(names: Iterable[str], *, created: int, max_seq_len: int) -> bytes:
@@ -162,18 +197,39 @@ def error_event(error: FastserveError) -> bytes:
     return b"data: %b\n\n" % error_body(error)
 
 
-def _chat_choice(choice: Choice, index: int) -> dict[str, object]:
+def _chat_choice(choice: Choice, index: int, *, named: bool) -> dict[str, object]:
     logprobs = None if choice.logprobs is None else chat_logprobs(choice.logprobs)
     rendered: dict[str, object] = {
         "index": index,
-        "message": {"role": "assistant", "content": choice.text, "refusal": None},
+        "message": _message(choice),
         "logprobs": logprobs,
-        "finish_reason": finish_word(choice.finish_reason),
+        "finish_reason": chat_finish_word(
+            choice.finish_reason, called=bool(choice.calls), named=named
+        ),
         "stop_reason": choice.stop_reason,
     }
     if choice.token_ids is not None:
         rendered["token_ids"] = list(choice.token_ids)
     return rendered
+
+
+def _message(choice: Choice) -> dict[str, object]:
+    message: dict[str, object] = {"role": "assistant", "content": choice.text, "refusal": None}
+    reasoning, calls = choice.reasoning, choice.calls
+    if reasoning:
+        message["reasoning_content"] = reasoning
+    if calls:
+        message["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for call in calls
+        ]
+    if (reasoning or calls) and not choice.text:
+        message["content"] = None
+    return message
 
 
 def _completion_choice(choice: Choice, index: int) -> dict[str, object]:

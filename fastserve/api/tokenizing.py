@@ -32,6 +32,7 @@ _OF_CHATS = (
     "add_special_tokens",
     "chat_template_kwargs",
     "reasoning_effort",
+    "tools",
 )
 
 
@@ -58,6 +59,7 @@ class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     add_generation_prompt: bool = True
     chat_template_kwargs: dict[str, object] = msgspec.field(default_factory=dict)
     reasoning_effort: str | None = None
+    tools: list[Any] = msgspec.field(default_factory=list)
 
 
 class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,7 +4,8 @@ A field that would change the answer is refused unless it has a value that asks 
 answer that quietly lacks what was asked for is worse than none. A field that only tells us
 something is accepted. A field nobody knows is ignored, as the other open servers do, and counted.
 
-The fields we do act on are in requests.py.
+The fields we do act on are in requests.py; some are here all the same, since not all dialects act
+on them.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ HARMLESS: dict[str, tuple[object, ...]] = {
     "store": (False,),
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
+    "tools": ([],),
     "verbosity": ("medium",),
     "web_search_options": (),
     "allowed_token_ids": ([],),
@@ -113,8 +115,6 @@ def sort_out(
         if name in harmless:
             if not any(_same(fields[name], value) for value in harmless[name]):
                 raise _refusal(name, some=bool(harmless[name]))
-        elif name == "tools":
-            _check_tools(fields)
         elif name == "best_of":
             _check_best_of(fields)
         elif name not in accepted:
@@ -125,12 +125,6 @@ def sort_out(
 def _same(value: object, other: object) -> bool:
     """Whether two JSON values are the same; to Python alone, false is 0."""
     return value == other and isinstance(value, bool) == isinstance(other, bool)
-
-
-def _check_tools(fields: dict[str, Any]) -> None:
-    # With tool_choice "none" the model must not call any, so it need not hear of them either.
-    if fields["tools"] != [] and fields.get("tool_choice") != "none":
-        raise _refusal("tools", unless=" unless 'tool_choice' is 'none'")
 
 
 def _check_best_of(fields: dict[str, Any]) -> None:

@@ -20,6 +20,7 @@ from fastserve.launch import (
     check_tracing,
     credential_files,
     engine_settings,
+    model_arguments,
 )
 from fastserve.supervisor.run_directory import RunDirectory
 
@@ -120,8 +121,8 @@ def check_model_files(config: Config) -> tuple[Finding, ModelCard | None, int]:
 def _check_text(config: Config, card: ModelCard) -> str | None:
     """Read the tokenizer, and say hello in the chat template; what is wrong, if anything."""
     try:
-        model = Model(card, template_bytes_max=config.limits.text_template_bytes_max)
-        if card.chat_template is not None:
+        model = Model.told(card, model_arguments(config))
+        if card.chat_template is not None or config.server.chat_template is not None:
             model.chat_prompt(parse_chat(_HELLO))
     except FastserveError as error:
         return str(error)

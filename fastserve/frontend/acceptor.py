@@ -225,9 +225,7 @@ class Acceptor:
         if self._state.model is not None and self._state.model.card == card:
             return  # a successor of the engine, with the same model
         try:
-            self._state.model = Model(
-                card, template_bytes_max=self._arguments.limits.text_template_bytes_max
-            )
+            self._state.model = Model.told(card, self._arguments.model)
         except StartError as error:
             self._failure = error
             self._stop.set()

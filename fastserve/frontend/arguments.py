@@ -32,6 +32,19 @@ class AccessArguments:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ModelArguments:
+    """What a frontend is told of the model besides its card; the parsers are names.
+
+    `chat_template`: what stands for the model's own.
+    """
+
+    template_bytes_max: int
+    chat_template: str | None = None
+    tool_parser: str | None = None
+    reasoning_parser: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AcceptorArguments:
     """Everything that an acceptor is given, in its spawn arguments. `key` signs the lane.
 
@@ -52,5 +65,6 @@ class AcceptorArguments:
     access: AccessArguments
     http: HTTPConfig
     limits: LimitsConfig
+    model: ModelArguments
     lane_config: LaneConfig
     stall_unhealthy_s: float

@@ -35,6 +35,7 @@ from fastserve.errors import (
 from fastserve.frontend import texts
 from fastserve.frontend.about import About
 from fastserve.frontend.kept import Kept
+from fastserve.frontend.parsed import ParsedWholeChoice, chunks_of
 from fastserve.frontend.prepare import (
     Prepared,
     check_model,
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
 
     from fastserve.frontend.model import Model
     from fastserve.frontend.observing import Observer
+    from fastserve.frontend.parsed import Parsing
     from fastserve.frontend.prepare import Prompt
     from fastserve.frontend.response_store import ResponseStore
     from fastserve.frontend.state import ServingState
@@ -309,7 +311,7 @@ class Frontend:
         self._answers.add(answer)
         submits = []
         for index, (prompt, sampling) in enumerate(choices):
-            choice = self._choice(answer, prompt, index=index)
+            choice = self._choice(answer, prompt, index=index, parsing=prepared.parsing)
             answer.choices.append(choice)
             answer.num_open += 1
             submits.append(
@@ -335,7 +337,7 @@ class Frontend:
         self.observer.submitted(answer, submits)
 
     def _choice(
-        self, answer: Answer, prompt: Prompt, *, index: int
+        self, answer: Answer, prompt: Prompt, *, index: int, parsing: Parsing | None
     ) -> StreamedChoice | WholeChoice:
         request = answer.request
         text = TextStream(
@@ -343,27 +345,33 @@ class Frontend:
             stops=request.stop,
             skip_special_tokens=request.skip_special_tokens,
             include_stop=request.include_stop_str_in_output,
+            table=None if parsing is None else parsing.table,
         )
         shown_ids = prompt.token_ids if request.return_token_ids else None
-        if not request.stream:
-            return WholeChoice(
+        request_id = next(self._request_ids)
+        if request.stream:
+            return StreamedChoice(
                 answer,
-                request_id=next(self._request_ids),
+                request_id=request_id,
                 text=text,
+                chunks=chunks_of(
+                    answer, index=index, prompt_tokens=len(prompt.token_ids), parsing=parsing
+                ),
                 prompt_token_ids=shown_ids,
                 echo=prompt.echo,
             )
-        return StreamedChoice(
+        if parsing is not None:
+            return ParsedWholeChoice(
+                answer,
+                request_id=request_id,
+                text=text,
+                prompt_token_ids=shown_ids,
+                parsing=parsing,
+            )
+        return WholeChoice(
             answer,
-            request_id=next(self._request_ids),
+            request_id=request_id,
             text=text,
-            chunks=answer.dialect.chunks(
-                completion_id=answer.completion_id,
-                created=answer.created,
-                model=answer.model.card.name,
-                index=index,
-                prompt_tokens=len(prompt.token_ids),
-            ),
             prompt_token_ids=shown_ids,
             echo=prompt.echo,
         )

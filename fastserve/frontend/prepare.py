@@ -18,6 +18,7 @@ from fastserve.api.requests import (
 from fastserve.api.response_objects import ResponseDialect, conversation_of
 from fastserve.api.response_requests import parse_response
 from fastserve.errors import InvalidRequest, ModelNotFound
+from fastserve.frontend.parsed import Parsing
 from fastserve.frontend.response_store import new_response_id
 
 if TYPE_CHECKING:
@@ -39,12 +40,16 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """A validated request that is ready for the engine, and the dialect of its answer."""
+    """A validated request that is ready for the engine, and the dialect of its answer.
+
+    `parsing`: how the answer is parsed, if it is not plain text.
+    """
 
     request: ChatRequest | CompletionRequest
     dialect: Dialect
     prompts: list[Prompt]
     max_seq_len: int
+    parsing: Parsing | None = None
 
     def choices(self) -> Iterator[tuple[Prompt, SamplingParams]]:
         """Yield the prompt and the parameters of each choice: n of the first prompt come first.
@@ -68,22 +73,27 @@ def check_model(name: str | None, model: Model) -> None:
         )
 
 
-def _chat_prompt(request: ChatRequest, model: Model) -> Prompt:
+def _chat_prompt(request: ChatRequest, model: Model) -> tuple[Prompt, str]:
+    """The prompt, in tokens and as the template made it."""
     check_vocabulary(request, vocab_size=model.card.vocab_size)
-    token_ids = model.chat_prompt(request)
+    text = model.chat_text(request)
+    token_ids = model.chat_tokens(text, request)
     if not token_ids:
         raise InvalidRequest("the chat template made an empty prompt", param="messages")
-    return Prompt(token_ids=token_ids)
+    return Prompt(token_ids=token_ids), text
 
 
 def prepare_chat(body: bytes, model: Model) -> Prepared:
     """Validate, template and tokenize a chat request. Raises RequestError."""
     request = parse_chat(body)
+    prompt, text = _chat_prompt(request, model)
+    dialect = ChatDialect(request)
     return Prepared(
         request=request,
-        dialect=ChatDialect(request),
-        prompts=[_chat_prompt(request, model)],
+        dialect=dialect,
+        prompts=[prompt],
         max_seq_len=model.card.max_seq_len,
+        parsing=Parsing.of(request, prompt=text, model=model, dialect=dialect),
     )
 
 
@@ -94,13 +104,16 @@ def prepare_messages(body: bytes, model: Model) -> Prepared:
     clients of this API ask for what their usual model could say.
     """
     asked = parse_messages(body)
-    prompt = _chat_prompt(asked.as_chat(), model)
+    prompt, text = _chat_prompt(asked.as_chat(), model)
     room = max(model.card.max_seq_len - len(prompt.token_ids), 1)
+    request = asked.as_chat(max_tokens=min(asked.max_tokens, room))
+    dialect = MessagesDialect(max_tokens=asked.max_tokens)
     return Prepared(
-        request=asked.as_chat(max_tokens=min(asked.max_tokens, room)),
-        dialect=MessagesDialect(max_tokens=asked.max_tokens),
+        request=request,
+        dialect=dialect,
         prompts=[prompt],
         max_seq_len=model.card.max_seq_len,
+        parsing=Parsing.of(request, prompt=text, model=model, dialect=dialect),
     )
 
 
@@ -113,20 +126,28 @@ def prepare_response(body: bytes, model: Model, *, store: ResponseStore | None) 
     if asked.fields.store and store is None:
         raise InvalidRequest("This server stores no responses.", param="store")
     request = asked.as_chat(_earlier(asked.fields.previous_response_id, store))
-    prompt = _chat_prompt(request, model)
+    prompt, text = _chat_prompt(request, model)
     response_id = new_response_id() if store is None else store.new_id()
     dialect = ResponseDialect(
         asked,
         request,
         response_id=response_id,
-        item_id=response_id.replace("resp_", "msg_"),
         keep=None if store is None or asked.fields.store is False else store.put,
     )
+    parsing = Parsing.of(request, prompt=text, model=model, dialect=dialect)
+    if parsing is not None and request.logprobs is not None:
+        raise InvalidRequest(
+            "Logprobs are not supported where an answer may have calls or thoughts: not every "
+            "token is text then.",
+            param="include",
+            code="unsupported_value",
+        )
     return Prepared(
         request=request,
         dialect=dialect,
         prompts=[prompt],
         max_seq_len=model.card.max_seq_len,
+        parsing=parsing,
     )
 
 

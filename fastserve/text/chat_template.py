@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.sandbox
 
 from fastserve.errors import InvalidRequest, StartError
@@ -54,7 +55,7 @@ _TEMPLATE_FAILURES = (
 class ChatTemplate:
     """A compiled template; any number of threads may render it at once."""
 
-    __slots__ = ("_constants", "_monotonic", "_output_bytes_max", "_template")
+    __slots__ = ("_constants", "_monotonic", "_output_bytes_max", "_template", "takes_tools")
 
     def __init__(
         self,
@@ -80,10 +81,13 @@ class ChatTemplate:
         environment.globals["strftime_now"] = lambda form: now().strftime(form)
         try:
             self._template = environment.from_string(source)
+            names = jinja2.meta.find_undeclared_variables(environment.parse(source))
         except (jinja2.TemplateError, RecursionError) as error:
             line = getattr(error, "lineno", None)
             where = f"line {line}: " if line else ""
             raise StartError(f"the model's chat template is faulty: {where}{error}") from error
+        # Whether the template has a place for tools: one that has not leaves them out in silence.
+        self.takes_tools = "tools" in names
         self._constants = {"bos_token": bos_token, "eos_token": eos_token}
         self._output_bytes_max = output_bytes_max
         self._monotonic = monotonic

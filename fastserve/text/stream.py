@@ -13,6 +13,7 @@ from fastserve.text.stops import StopMatcher
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from fastserve.text.token_table import TokenTable
     from fastserve.text.tokenizer import Tokenizer
 
 
@@ -28,8 +29,10 @@ class TextStream:
         stops: tuple[str, ...] = (),
         include_stop: bool = False,
         skip_special_tokens: bool = True,
+        table: TokenTable | None = None,
     ) -> None:
-        detokenizer = Detokenizer(tokenizer.table, skip_special_tokens=skip_special_tokens)
+        """`table`: what the tokens are, if not what the tokenizer says."""
+        detokenizer = Detokenizer(table or tokenizer.table, skip_special_tokens=skip_special_tokens)
         self._push = detokenizer.push
         self._flush = detokenizer.flush
         self._matcher = StopMatcher(stops, include=include_stop) if stops else None

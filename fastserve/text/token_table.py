@@ -29,6 +29,12 @@ class TokenTable:
             self._plain_bytes[special_id] = b""
             self._plain_texts[special_id] = ""
 
+    def showing(self, token_ids: Collection[int]) -> TokenTable:
+        """The table in which these are no control tokens, and so are shown."""
+        if self.special_ids.isdisjoint(token_ids):
+            return self
+        return TokenTable(self.token_bytes, special_ids=self.special_ids.difference(token_ids))
+
     def bytes_shown(self, *, skip_special_tokens: bool) -> list[bytes]:
         """The bytes of each id; of special ones none, if they are skipped."""
         return self._plain_bytes if skip_special_tokens else self.token_bytes

@@ -8,6 +8,38 @@ _USER = {"role": "user", "content": "Hi"}
 _PARTS = {"role": "user", "content": [{"type": "text", "text": "Hi"}]}
 _IMAGE = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}
 
+_FUNCTION = {"name": "f", "description": "Do.", "parameters": {"type": "object"}, "strict": None}
+_TOOL = {"type": "function", "function": _FUNCTION}
+_CALLS = [
+    _USER,
+    {
+        "role": "assistant", "content": None, "reasoning_content": "Hm.",
+        "tool_calls": [
+            {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+        ],
+    },
+    {"role": "tool", "tool_call_id": "call_1", "content": "done"},
+]  # fmt: skip
+_USE = {"name": "f", "description": "Do.", "input_schema": {"type": "object"}}
+_USES = [
+    _USER,
+    {
+        "role": "assistant",
+        "content": [
+            {"type": "thinking", "thinking": "Hm.", "signature": ""},
+            {"type": "text", "text": "Well."},
+            {"type": "tool_use", "id": "toolu_1", "name": "f", "input": {"a": 1}},
+        ],
+    },
+    {
+        "role": "user",
+        "content": [
+            {"type": "tool_result", "tool_use_id": "toolu_1", "content": "no", "is_error": True},
+            {"type": "text", "text": "And?"},
+        ],
+    },
+]
+
 _SAMPLING: dict[str, Any] = {
     "temperature": 0.5, "top_p": 1, "top_k": -1, "min_p": 0.1, "seed": -1, "stop": "x",
     "presence_penalty": -2, "repetition_penalty": 1.5, "logit_bias": {"9": -100},
@@ -21,7 +53,7 @@ FINE: dict[str, list[dict[str, Any]]] = {
         {"messages": [_USER], "max_completion_tokens": 2, "max_tokens": None, **_SAMPLING},
         {"messages": [_USER], "max_tokens": 2, "logprobs": True, "top_logprobs": 2, "n": 2},
         {"messages": [_USER], "max_tokens": 2, "tools": [], "response_format": {"type": "text"}},
-        {"messages": [_USER], "max_tokens": 2, "tools": [{}], "tool_choice": "none", "new": 1},
+        {"messages": _CALLS, "max_tokens": 2, "tools": [_TOOL], "tool_choice": "none", "new": 1},
     ],
     "/v1/completions": [
         {"prompt": "Hi"},
@@ -42,6 +74,17 @@ FINE: dict[str, list[dict[str, Any]]] = {
             "reasoning": {"effort": "low", "summary": None}, "truncation": "disabled",
             "text": {"format": {"type": "text"}}, "store": False,
         },
+        {
+            "input": [
+                {"role": "user", "content": "Hi"},
+                {"type": "reasoning", "id": "rs_1", "summary": [],
+                 "content": [{"type": "reasoning_text", "text": "Hm."}]},
+                {"type": "function_call", "call_id": "call_1", "name": "f", "arguments": "{}"},
+                {"type": "function_call_output", "call_id": "call_1", "output": "done"},
+            ],
+            "tools": [{"type": "function"} | _FUNCTION], "tool_choice": "none",
+            "max_output_tokens": 2, "parallel_tool_calls": False,
+        },
     ],
     "/v1/messages": [
         {"messages": [_USER], "max_tokens": 2},
@@ -50,7 +93,7 @@ FINE: dict[str, list[dict[str, Any]]] = {
             "system": [{"type": "text", "text": "Be brief."}], "stop_sequences": ["x"],
             "temperature": 0, "top_k": 1, "thinking": {"type": "disabled"}, "metadata": {},
         },
-        {"messages": [_USER], "max_tokens": 2, "tools": [{}], "tool_choice": {"type": "none"}},
+        {"messages": _USES, "max_tokens": 2, "tools": [_USE], "tool_choice": {"type": "none"}},
     ],
     "/v1/messages/count_tokens": [
         {"messages": [_USER]},
@@ -79,6 +122,11 @@ WRONG: dict[str, list[dict[str, Any]]] = {
         {"messages": [_USER], "logit_bias": {"9": 101}},
         {"messages": [_USER], "response_format": {"type": "json_object"}},
         {"messages": [_USER], "audio": {}},
+        {"messages": [_USER], "tools": [{}], "tool_choice": "none"},
+        {"messages": [_USER], "tools": [_TOOL], "tool_choice": "some"},
+        {"messages": [_USER], "tools": [_TOOL | {"type": "custom"}]},
+        {"messages": [_USER], "tools": [{"type": "function", "function": {"name": "f g"}}]},
+        {"messages": [_USER], "include_reasoning": "no"},
     ],
     "/v1/completions": [
         {},
@@ -95,7 +143,11 @@ WRONG: dict[str, list[dict[str, Any]]] = {
         {},
         {"input": []},
         {"input": 1},
-        {"input": [{"type": "function_call_output", "output": "x"}]},
+        {"input": [{"type": "web_search_call"}]},
+        {"input": [{"type": "function_call_output", "call_id": 1, "output": "x"}]},
+        {"input": "Hi", "tools": [{"type": "web_search"}]},
+        {"input": "Hi", "tools": [_TOOL]},
+        {"input": "Hi", "tool_choice": {"type": "web_search"}},
         {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
         {"input": "Hi", "max_output_tokens": 0},
         {"input": "Hi", "include": ["all"]},
@@ -118,6 +170,10 @@ WRONG: dict[str, list[dict[str, Any]]] = {
         {"messages": [_USER], "max_tokens": 1, "stop_sequences": "x"},
         {"messages": [_USER], "max_tokens": 1, "system": 1},
         {"messages": [_USER], "max_tokens": 1, "thinking": {"type": "enabled"}},
+        {"messages": [_USER], "max_tokens": 1, "tools": [{"name": "f"}]},
+        {"messages": [_USER], "max_tokens": 1, "tools": [_USE | {"type": "bash_20250124"}]},
+        {"messages": [_USER], "max_tokens": 1, "tools": [_USE], "tool_choice": {"type": "one"}},
+        {"messages": [{"role": "user", "content": [{"type": "tool_result"}]}], "max_tokens": 1},
     ],
     "/v1/messages/count_tokens": [{}, {"messages": [_USER], "container": "x"}],
     "/tokenize": [{"prompt": 1}, {"messages": []}, {"content": "Hi", "with_pieces": 1}],

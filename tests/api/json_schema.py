@@ -6,12 +6,13 @@ A keyword that is not known here is an error, so that no schema is taken to say 
 from __future__ import annotations
 
 import operator
+import re
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_NOTES = {"title", "description", "default"}
+_NOTES = {"title", "description", "default", "discriminator"}
 
 _TYPES: dict[str, Callable[[Any], bool]] = {
     "array": lambda value: isinstance(value, list),
@@ -30,6 +31,7 @@ _BOUNDS: dict[str, tuple[type | tuple[type, ...], Callable[[Any, Any], bool]]] =
     "exclusiveMinimum": ((int, float), operator.gt),
     "minLength": (str, lambda value, bound: len(value) >= bound),
     "maxLength": (str, lambda value, bound: len(value) <= bound),
+    "pattern": (str, lambda value, form: re.search(form, value) is not None),
     "minItems": (list, lambda value, bound: len(value) >= bound),
     "maxItems": (list, lambda value, bound: len(value) <= bound),
     "maxProperties": (dict, lambda value, bound: len(value) <= bound),

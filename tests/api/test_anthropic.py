@@ -110,7 +110,7 @@ def test_a_conversation_is_read(system: Any, messages: Any, turns: list[str]) ->
         ),
         pytest.param({"system": 3}, "system", id="a system prompt that is a number"),
         pytest.param({"system": [IMAGE]}, "system[0].type", id="an image for a system prompt"),
-        pytest.param({"tools": [{"name": "f"}]}, "tools", id="tools"),
+        pytest.param({"tools": [{"name": "f"}]}, "tools[0].input_schema", id="tools"),
         pytest.param({"tool_choice": {"type": "any"}}, "tool_choice", id="a tool that must be"),
         pytest.param(
             {"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking", id="thinking"
@@ -129,14 +129,25 @@ def test_what_we_cannot_do_is_refused_by_name(fields: dict[str, Any], param: str
 
 def test_what_asks_for_nothing_is_taken() -> None:
     chat = read(
-        metadata={"user_id": "u"}, service_tier="auto", tools=[], thinking={"type": "disabled"},
+        metadata={"user_id": "u"}, service_tier="auto", tools=[], thinking={"type": "adaptive"},
         cache_control={"type": "ephemeral"}, speed="standard", output_config={},
     )  # fmt: skip
     assert chat == ChatRequest(messages=HELLO, max_tokens=5)
 
 
+def test_a_template_is_told_not_to_let_the_model_think() -> None:
+    kwargs = read(thinking={"type": "disabled"}).template_kwargs
+    assert kwargs == {"enable_thinking": False, "thinking": False}
+
+
+def test_what_we_tell_a_template_is_not_for_clients_to_say() -> None:
+    request = read(template_kwargs={"tools": 1}, parallel_tool_calls=False)
+    assert (request.template_kwargs, request.parallel_tool_calls) == ({}, True)
+
+
 def test_tools_that_must_not_be_called_need_not_be_heard_of() -> None:
-    assert read(tools=[{"name": "f"}], tool_choice={"type": "none"}).messages == HELLO
+    request = read(tools=[{"name": "f", "input_schema": {}}], tool_choice={"type": "none"})
+    assert (request.messages, request.tools) == (HELLO, [])
 
 
 def test_what_nobody_knows_is_told_apart() -> None:

@@ -34,7 +34,6 @@ class Told:
             request,
             request.as_chat([]),
             response_id="resp_1",
-            item_id="msg_1",
             keep=self.keep if store else None,
         )
 

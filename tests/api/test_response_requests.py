@@ -75,9 +75,7 @@ def test_a_conversation_is_read(fields: dict[str, Any], turns: list[str]) -> Non
         pytest.param({"input": []}, "input", id="an empty input"),
         pytest.param({"input": 3}, "input", id="a number"),
         pytest.param({"input": ["Hello"]}, "input[0]", id="an item that is a text"),
-        pytest.param(
-            {"input": [{"type": "function_call_output"}]}, "input[0].type", id="a tool's output"
-        ),
+        pytest.param({"input": [{"type": "web_search_call"}]}, "input[0].type", id="a search"),
         pytest.param({"input": [{"content": "x"}]}, "input[0].role", id="nobody's message"),
         pytest.param(
             {"input": [{"role": "tool", "content": "x"}]}, "input[0].role", id="a tool's message"

@@ -20,7 +20,13 @@ def parse(fields: dict[str, Any]) -> tuple[str, ...]:
     return parse_chat(orjson.dumps({"messages": messages} | fields)).unknown_fields
 
 
-@pytest.mark.parametrize("name", sorted(HARMLESS))
+# Fields that only some dialects act on; a chat does.
+OF_CHATS = {
+    "include_reasoning", "parallel_tool_calls", "separate_reasoning", "tool_choice", "tools",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(HARMLESS.keys() - OF_CHATS))
 def test_a_field_that_would_change_the_answer_is_refused(name: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         parse({name: {"something": "asked for"}})
@@ -36,7 +42,7 @@ def test_a_value_that_asks_for_nothing_is_accepted(name: str, value: Any) -> Non
     assert parse({name: value}) == ()
 
 
-@pytest.mark.parametrize("name", sorted(ACCEPTED))
+@pytest.mark.parametrize("name", sorted(ACCEPTED - OF_CHATS))
 def test_a_field_that_only_tells_something_is_accepted(name: str) -> None:
     assert parse({name: {"any": "thing"}}) == ()
 
@@ -44,8 +50,6 @@ def test_a_field_that_only_tells_something_is_accepted(name: str) -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"tools": [TOOL]}, "tools"),
-        ({"tools": [TOOL], "tool_choice": "auto"}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
@@ -79,6 +83,13 @@ def test_refusals(fields: dict[str, Any], param: str) -> None:
 )
 def test_requests_that_need_nothing_of_it(fields: dict[str, Any]) -> None:
     assert parse(fields) == ()
+
+
+@pytest.mark.parametrize("name", ["tools", "tool_choice", "include_reasoning"])
+def test_what_only_chats_have_is_refused_in_a_completion(name: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        parse_completion(orjson.dumps({"prompt": "Once", name: [TOOL]}))
+    assert caught.value.param == name
 
 
 def test_a_suffix_is_refused_in_a_completion() -> None:

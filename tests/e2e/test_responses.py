@@ -106,7 +106,7 @@ def test_logprobs_come_where_they_are_included(client: openai.OpenAI, *, stream:
     ("options", "error", "param"),
     [
         ({"model": "other"}, openai.NotFoundError, "model"),
-        ({"tools": [{"type": "web_search"}]}, openai.BadRequestError, "tools"),
+        ({"tools": [{"type": "web_search"}]}, openai.BadRequestError, "tools[0].type"),
         ({"previous_response_id": "resp_1"}, openai.BadRequestError, "previous_response_id"),
         ({"sim": {"fail_at": 0}}, openai.InternalServerError, None),
     ],

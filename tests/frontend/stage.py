@@ -168,7 +168,9 @@ class Stage:
         response_store: ResponseStore | None = None,
         tracer: Tracer | None = None,
         log_prompts: bool = False,
+        **arguments: Any,
     ) -> None:
+        """`arguments`: of the model, besides its card."""
         self.inbox: list[ToEngine] = []
         self.full = False
         self.calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -192,7 +194,7 @@ class Stage:
             off_loop_bytes_min=off_loop_bytes_min,
             response_store=response_store,
         )
-        self.state.model = Model(card, template_bytes_max=1 << 20)
+        self.state.model = Model(card, template_bytes_max=1 << 20, **arguments)
         self.beat(ready=True)
 
     def beat(self, *, ready: bool, now_s: float = 0.0) -> None:

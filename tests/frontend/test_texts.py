@@ -84,7 +84,7 @@ def test_tokens_are_detokenized(stage: Stage, fields: dict[str, Any], text: str)
         ("/tokenize", {"prompt": ["a"]}, 400, "prompt"),
         ("/tokenize", {"prompt": "a", "model": "other"}, 404, "model"),
         ("/tokenize", {"messages": []}, 400, "messages"),
-        ("/tokenize", {"messages": USER_SAYS_HI, "tools": [{}]}, 400, "tools"),
+        ("/tokenize", {"messages": USER_SAYS_HI, "tools": [{}]}, 400, "tools[0].type"),
         ("/tokenize", {"prompt": "a" * 10_000}, 400, "prompt"),
         ("/detokenize", {}, 400, "tokens"),
         ("/detokenize", {"tokens": [VOCAB_SIZE]}, 400, "tokens"),

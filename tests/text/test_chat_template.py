@@ -128,3 +128,15 @@ def test_one_render_leaves_nothing_to_the_next() -> None:
     source = f"{{% for i in range({RANGE_ITEMS_MAX}) %}}{{% endfor %}}ok"
     template = ChatTemplate(source, bos_token="", eos_token="")
     assert [template.render([]), template.render([])] == ["ok", "ok"]
+
+
+@pytest.mark.parametrize(
+    ("source", "takes"),
+    [
+        ("{% if tools %}{{ tools | tojson }}{% endif %}", True),
+        ("{% for tool in tools %}{{ tool }}{% endfor %}", True),
+        ("{# no tools #}{{ messages[0].tools }}", False),
+    ],
+)
+def test_a_template_has_a_place_for_tools_or_not(source: str, *, takes: bool) -> None:
+    assert ChatTemplate(source, bos_token="", eos_token="").takes_tools is takes

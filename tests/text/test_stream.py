@@ -58,6 +58,15 @@ def test_special_tokens_are_skipped_or_shown(tokenizer: Tokenizer, skip: bool, t
     assert tokenizer.decode(ids, skip_special_tokens=skip) == text
 
 
+def test_some_special_tokens_are_shown_and_others_not(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode("<|im_start|>hi<|im_end|>", parse_special=True)
+    table = tokenizer.table.showing([ids[0]])
+    stream = TextStream(tokenizer, table=table)
+    assert stream.push(ids) + stream.finish() == "<|im_start|>hi"
+    assert tokenizer.decode(ids) == "hi"
+    assert tokenizer.table.showing([]) is tokenizer.table
+
+
 def test_the_stop_can_be_part_of_the_text(tokenizer: Tokenizer) -> None:
     stream = TextStream(tokenizer, stops=("lo w",), include_stop=True)
     assert stream.push(tokenizer.encode("Hello world", parse_special=False)) == "Hello w"
