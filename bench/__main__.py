@@ -1,7 +1,8 @@
-"""`python -m bench`: compare servers (`run`, the default), or measure rooms (`micro`).
+"""`python -m bench`: compare servers (`run`, the default), measure rooms (`micro`), or more.
 
 python -m bench                          fastserve and its peers, the whole table of works
 python -m bench micro                    each room by itself, against its budget
+python -m bench large                    a stream beside prompts of megabytes
 """
 
 from __future__ import annotations
@@ -9,10 +10,10 @@ from __future__ import annotations
 import signal
 import sys
 
-from bench import micro, run_command
+from bench import large_requests, micro, run_command
 from fastserve.load.build import LoadError
 
-_COMMANDS = {"run": run_command.main, "micro": micro.main}
+_COMMANDS = {"run": run_command.main, "micro": micro.main, "large": large_requests.main}
 
 
 def main(argv: list[str]) -> int:

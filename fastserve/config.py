@@ -20,6 +20,7 @@ from fastserve.config_http import (
     MIB,
     CORSConfig,
     HTTPConfig,
+    ResponsesConfig,
     TLSConfig,
     seconds,
 )
@@ -114,8 +115,16 @@ class ServerConfig(Section):
         "A path in front of every route, for a proxy that does not strip it; both work then.",
         placeholder="/PATH",
     )
-    served_model_name: str | None = setting(
-        None, "The model's name in requests and answers; not set: its own.", placeholder="NAME"
+    served_model_name: tuple[str, ...] = setting(
+        (),
+        "A name of the model in requests, of which there may be several; the first is in answers. "
+        "None: its own.",
+        placeholder="NAME",
+    )
+    unknown_fields: Literal["ignore", "refuse"] = setting(
+        "ignore",
+        "What becomes of a request with a field that nobody knows: it is served all the same, and "
+        "the field counted, or it is answered 400.",
     )
     chat_template: str | None = setting(
         None,
@@ -169,6 +178,8 @@ class ServerConfig(Section):
             raise ConfigError("server.tcp: without it server.uds must be set")
         if not self.tcp and self.port_file is not None:
             raise ConfigError("server.port_file: without server.tcp there is no port")
+        if "" in self.served_model_name:
+            raise ConfigError("server.served_model_name: a name is not empty")
         if not OCTAL_MODE.fullmatch(self.uds_mode):
             raise ConfigError(f"server.uds_mode: {self.uds_mode!r} is not octal, such as 0660")
         if self.root_path is not None and not ROOT_PATH.fullmatch(self.root_path):
@@ -374,6 +385,7 @@ class Config:
     respawn: RespawnConfig = field(default_factory=RespawnConfig)
     http: HTTPConfig = field(default_factory=HTTPConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
+    responses: ResponsesConfig = field(default_factory=ResponsesConfig)
     lane: LaneConfig = field(default_factory=LaneConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     llamacpp: LlamaCppConfig = field(default_factory=LlamaCppConfig)

@@ -148,10 +148,19 @@ class HTTPConfig(Section):
     )
     bodies_bytes_max: int = setting(
         GIB,
-        "Bytes of bodies on their way, of all connections together; beyond it 503.",
+        "Bytes of bodies on their way, of all connections together, and of those that wait to be "
+        "parsed in a process of their own; beyond it 503.",
         unit="bytes",
         at_least=KIB,
         at_most=1024 * GIB,
+    )
+    off_process_bytes_min: int = setting(
+        512 * KIB,
+        "Bodies from this size on are parsed in a process of each acceptor's own, which starts "
+        "when the first comes.",
+        unit="bytes",
+        at_least=KIB,
+        at_most=GIB,
     )
     off_loop_bytes_min: int = setting(
         64 * KIB,
@@ -235,3 +244,37 @@ class CORSConfig(Section):
             for header in getattr(self, name):
                 if not HEADER_NAME.fullmatch(header):
                     raise ConfigError(f"cors.{name}: {header!r} is not the name of a header")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponsesConfig(Section):
+    """The store of /v1/responses; all of it for each acceptor. What it has no room for is gone."""
+
+    section: ClassVar[str] = "responses"
+
+    # A run directory may be in memory.
+    records_max: int = setting(
+        4096,
+        "Responses that are kept; one more, and the oldest is forgotten.",
+        unit="responses",
+        at_least=0,
+        at_most=1_000_000,
+    )
+    bytes_max: int = setting(
+        16 * MIB,
+        "What they take together, conversations included; beyond it the oldest are forgotten.",
+        unit="bytes",
+        at_least=0,
+        at_most=64 * GIB,
+    )
+    record_bytes_max: int = setting(
+        MIB,
+        "What one may take; a larger one is answered, and says that it is not stored.",
+        unit="bytes",
+        at_least=0,
+        at_most=GIB,
+    )
+    # OpenAI keeps them for 30 days, vLLM for ever.
+    age_max_s: float = seconds(
+        24 * HOUR_S, "How long one is kept; older ones are not found.", at_most=366 * 24 * HOUR_S
+    )

@@ -56,7 +56,9 @@ class SamplingParams:
     `temperature` 0 is greedy. `top_k` 0, `top_p` 1, `min_p` 0 and penalties at their defaults are
     off. `logprobs` None: none; 0: the chosen token's; N: also the N most likely tokens'.
     `min_tokens`: EOS and stop ids cannot be chosen before that many tokens. `grammar`: what the
-    answer must match, unless `max_tokens` cuts it short.
+    answer must match, unless `max_tokens` cuts it short. `prompt_logprobs`: as `logprobs`, of each
+    token of the prompt but the first; only with it may `max_tokens` be 0. `priority`: of the
+    requests that wait, those with the lowest come first.
     """
 
     max_tokens: int
@@ -74,6 +76,8 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None
     grammar: Grammar | None = None
+    prompt_logprobs: int | None = None
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

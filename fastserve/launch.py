@@ -240,7 +240,10 @@ def _acceptor(shared: _Shared, lane: int, *, engine: Child) -> ChildSpec:
             http=config.http,
             limits=config.limits,
             model=shared.model,
+            responses=config.responses,
+            refuse_unknown_fields=config.server.unknown_fields == "refuse",
             lane_config=config.lane,
+            log=config.log,
             stall_unhealthy_s=config.engine.stall_unhealthy_s,
         ),
         environment=_ACCEPTOR_ENVIRONMENT,
@@ -298,6 +301,7 @@ def model_arguments(config: Config) -> ModelArguments:
             raise ConfigError(f"server.chat_template: cannot read {path}: {error}") from error
     return ModelArguments(
         template_bytes_max=config.limits.text_template_bytes_max,
+        names=config.server.served_model_name,
         chat_template=template,
         tool_parser=config.server.tool_parser,
         reasoning_parser=config.server.reasoning_parser,

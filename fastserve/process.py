@@ -58,7 +58,7 @@ def enter(identity: Identity, control: socket.socket, arguments: object) -> None
     code = EXIT_FAILED
     supervisor = ControlSocket(control)
     try:
-        _settle(identity)
+        settle(identity)
         code = _run(identity, supervisor, arguments)
     except SystemExit as leaving:
         code = leaving.code if isinstance(leaving.code, int) else EXIT_FAILED
@@ -85,7 +85,8 @@ def keep_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def _settle(identity: Identity) -> None:
+def settle(identity: Identity) -> None:
+    """Take the name, and tie this process to its parent, which `supervisor_pid` says."""
     if identity.own_session:
         os.setsid()
     setproctitle(identity.title)

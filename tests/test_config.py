@@ -20,6 +20,7 @@ from fastserve.config import (
 from fastserve.config_http import CORSConfig, HTTPConfig, TLSConfig
 from fastserve.errors import ConfigError
 from fastserve.frontend.access import CORS
+from fastserve.frontend.response_store import StoreLimits
 from fastserve.http1.limits import Limits
 from fastserve.settings import HIDDEN, Setting, Value, all_settings, sections_of, settings_of
 from fastserve.text.reasoning import REASONING_FORMATS
@@ -435,3 +436,16 @@ def test_parsers_have_the_names_of_formats() -> None:
     assert names["tool_parser"] == TOOL_FORMATS.keys()
     assert names["reasoning_parser"] == REASONING_FORMATS.keys()
     assert ServerConfig(tool_parser=None).tool_parser is None
+
+
+def test_the_store_of_responses_has_the_limits_of_its_settings() -> None:
+    assert dataclasses.asdict(Config().responses) == dataclasses.asdict(StoreLimits())
+
+
+def test_a_model_has_as_many_names_as_it_was_given(tmp_path: Path) -> None:
+    argv = "--served-model-name small --served-model-name gpt-4o"
+    assert load(argv, path=tmp_path).server.served_model_name == ("small", "gpt-4o")
+    file = '[server]\nserved_model_name = ["small", "gpt-4o"]'
+    assert load(file=file, path=tmp_path).server.served_model_name == ("small", "gpt-4o")
+    with pytest.raises(ConfigError, match="served_model_name"):
+        ServerConfig(served_model_name=("small", ""))

@@ -96,6 +96,7 @@ OWNERS: dict[str, set[str]] = {
         "api/anthropic_turns.py",
         "api/body.py",
         "api/openapi.py",
+        "api/prompts.py",
         "api/requests.py",
         "api/response_input.py",
         "api/response_requests.py",
@@ -109,6 +110,7 @@ OWNERS: dict[str, set[str]] = {
     "multiprocessing": {
         "binary/entry.py",
         "engine/arguments.py",
+        "frontend/preparer.py",
         "metrics/board.py",
         "supervisor/child.py",
     },
@@ -118,6 +120,7 @@ OWNERS: dict[str, set[str]] = {
         "api/body.py",
         "api/chat_parts.py",
         "api/chunks.py",
+        "api/input_items.py",
         "api/openapi.py",
         "api/response_chunks.py",
         "api/response_objects.py",

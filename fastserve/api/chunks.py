@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import orjson
 
-from fastserve.api.logprobs import chat_logprobs, completion_logprobs, count_characters
+from fastserve.api.logprobs import chat_logprobs, completion_logprobs
 from fastserve.api.responses import Usage, finish_word
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ class CompletionChunks(_Chunks):
 
     def _logprobs(self, tokens: Sequence[TokenText]) -> dict[str, object]:
         offset = self._text_offset
-        self._text_offset += sum(count_characters(token.raw) for token in tokens)
+        self._text_offset += sum(token.num_characters for token in tokens)
         return completion_logprobs(tokens, text_offset=offset)
 
 

@@ -23,14 +23,21 @@ if TYPE_CHECKING:
 class TokenText:
     """One token of an answer. `top`: (token, raw, logprob) of the likeliest ones, best first.
 
-    `token` is its text, `raw` its bytes: what it adds to the answer. Logprobs may be infinite or
-    NaN; they are clamped when they are rendered.
+    `token` is its text, `raw` its bytes: what it adds to the answer, unless it is `hidden`.
+    Logprobs may be infinite or NaN; they are clamped when they are rendered. Only the first token
+    of a prompt has none.
     """
 
     token: str
     raw: bytes
-    logprob: float
+    logprob: float | None
     top: tuple[tuple[str, bytes, float], ...] = ()
+    hidden: bool = False
+
+    @property
+    def num_characters(self) -> int:
+        """How many characters of the answer begin in it."""
+        return 0 if self.hidden else count_characters(self.raw)
 
 
 def token_string(raw: bytes) -> str:
@@ -47,7 +54,7 @@ def chat_logprobs(tokens: Sequence[TokenText]) -> dict[str, object]:
         "content": [
             {
                 "token": token.token or token_string(token.raw),
-                "logprob": finite(token.logprob),
+                "logprob": _finite_or_none(token.logprob),
                 "bytes": list(token.raw),
                 "top_logprobs": [_chat_top(*top) for top in token.top],
             }
@@ -65,11 +72,13 @@ def completion_logprobs(tokens: Sequence[TokenText], *, text_offset: int) -> dic
     """
     offsets = []
     for token in tokens:
-        offsets.append(text_offset - _continues(token.raw))
-        text_offset += count_characters(token.raw)
+        # Of a token that begins inside a character, that character's.
+        inside = not token.hidden and _continues(token.raw)
+        offsets.append(max(text_offset - inside, 0))
+        text_offset += token.num_characters
     return {
         "text_offset": offsets,
-        "token_logprobs": [finite(token.logprob) for token in tokens],
+        "token_logprobs": [_finite_or_none(token.logprob) for token in tokens],
         "tokens": [token.token or token_string(token.raw) for token in tokens],
         "top_logprobs": [_completion_top(token) for token in tokens],
     }
@@ -85,8 +94,12 @@ def finite(logprob: float) -> float:
     return logprob if LOGPROB_MIN <= logprob < math.inf else LOGPROB_MIN
 
 
+def _finite_or_none(logprob: float | None) -> float | None:
+    return None if logprob is None else finite(logprob)
+
+
 def _continues(raw: bytes) -> bool:
-    """Whether the bytes begin inside a character, whose offset is then the one to tell."""
+    """Whether the bytes begin inside a character."""
     return raw[:1] != b"" and raw[0] & 0xC0 == 0x80
 
 
@@ -98,7 +111,9 @@ def _chat_top(token: str, raw: bytes, logprob: float) -> dict[str, object]:
     }
 
 
-def _completion_top(token: TokenText) -> dict[str, float]:
+def _completion_top(token: TokenText) -> dict[str, float] | None:
+    if token.logprob is None:
+        return None
     ranked = [*token.top, (token.token, token.raw, token.logprob)]
     shown: dict[str, float] = {}
     for text, raw, logprob in ranked:

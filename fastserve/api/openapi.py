@@ -21,11 +21,11 @@ from msgspec import Meta
 from fastserve.api import anthropic_requests, response_requests, unsupported
 from fastserve.api.anthropic_turns import MessagesTool, MessagesToolChoice
 from fastserve.api.messages import MESSAGES_MAX
+from fastserve.api.prompts import Count
 from fastserve.api.requests import (
     STOPS_MAX,
     ChatRequest,
     CompletionRequest,
-    Count,
     Stop,
 )
 from fastserve.api.response_input import NamedResponseTool, ResponseTool
@@ -224,8 +224,8 @@ _BODIES: dict[type[msgspec.Struct], Mapping[str, tuple[object, ...]]] = {
     _sent(
         "ChatRequest",
         ChatRequest,
-        needs={"messages": ChatMessages},
-        forms={"stop": Stops} | _CHAT_TOOLS,
+        needs={},
+        forms={"messages": ChatMessages, "stop": Stops} | _CHAT_TOOLS,
     ): unsupported.HARMLESS,
     _sent(
         "CompletionRequest", CompletionRequest, needs={"prompt": Prompts}, forms={"stop": Stops}
@@ -301,6 +301,16 @@ OPERATIONS = (
     Operation(method="GET", path="/v1/responses/{response}", summary="Get a stored response"),
     Operation(method="DELETE", path="/v1/responses/{response}", summary="Forget a response"),
     Operation(
+        method="GET",
+        path="/v1/responses/{response}/input_items",
+        summary="List what a stored response was asked with",
+    ),
+    Operation(
+        method="POST",
+        path="/v1/responses/{response}/cancel",
+        summary="Cancel a response in the background, which none is",
+    ),
+    Operation(
         method="POST",
         path="/v1/messages",
         summary="Answer in a conversation",
@@ -341,6 +351,10 @@ def document(version: str) -> bytes:
         schema_hook=lambda _: {"description": "Any value."},
         ref_template=_REF,
     )
+    schemas["ChatRequest"]["anyOf"] = [
+        {"required": ["messages"]},
+        {"required": ["prompt_token_ids"]},
+    ]
     for struct, harmless in _BODIES.items():
         properties = schemas[struct.__name__]["properties"]
         for name in harmless.keys() - properties.keys():
@@ -385,7 +399,7 @@ def _described(operation: Operation) -> dict[str, Any]:
     if operation.body is not None:
         described["requestBody"] = {"required": True, "content": _schema_of(operation.body)}
     if "{" in operation.path:
-        name = operation.path.partition("{")[2].removesuffix("}")
+        name = operation.path.partition("{")[2].partition("}")[0]
         described["parameters"] = [
             {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
         ]

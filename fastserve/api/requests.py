@@ -11,7 +11,7 @@ asked later, by `check_vocabulary` and `sampling`.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 from msgspec import Meta
@@ -22,10 +22,10 @@ from fastserve.api.body import (
     check_nesting,
     convert,
     load_object,
-    missing,
     wrong_type,
 )
 from fastserve.api.messages import read_messages
+from fastserve.api.prompts import FIT, Count, Side, check_ids, empty, read_prompts, truncated
 from fastserve.api.tools import ToolChoice, grammar_of, read_tools
 from fastserve.api.unsupported import sort_out
 from fastserve.errors import ContextLengthExceeded, InvalidRequest
@@ -33,8 +33,6 @@ from fastserve.generation import LOGPROBS_MAX, SamplingParams
 
 # OpenAI's, per prompt.
 N_MAX = 128
-# vLLM's, per request.
-PROMPTS_MAX = 1024
 # n times the prompts of a request: each is a sequence in the engine.
 CHOICES_MAX = 1024
 # OpenAI allows 4. The text is searched for every stop at every delta.
@@ -60,7 +58,7 @@ TEMPLATE_KWARGS_RESERVED = frozenset(
     }
 )
 
-Count = Annotated[int, Meta(ge=0, le=INT64_MAX)]
+Int64 = Annotated[int, Meta(ge=INT64_MIN, le=INT64_MAX)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Stop = Annotated[str, Meta(min_length=1, max_length=STOP_CHARS_MAX)]
 
@@ -77,7 +75,11 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The fields that chat and completions share. Each has a definite value.
 
     `top_k` -1 and 0 are both off. `unknown_fields` are the names that nobody knows, in no order.
+    `return_tokens_as_token_ids`: logprobs tell each token as `token_id:N` (vLLM's extension).
     """
+
+    # What an answer is thought to need where the client does not say.
+    TOKENS_DEFAULT: ClassVar[int] = 1
 
     model: str | None = None
     stream: bool = False
@@ -93,7 +95,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
     repetition_penalty: Annotated[float, Meta(gt=0, le=2)] = 1.0
-    seed: Annotated[int, Meta(ge=INT64_MIN, le=INT64_MAX)] | None = None
+    seed: Int64 | None = None
     logit_bias: Annotated[
         dict[Count, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=LOGIT_BIAS_MAX)
     ] = msgspec.field(default_factory=dict)
@@ -102,7 +104,11 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     skip_special_tokens: bool = True
+    truncate_prompt_tokens: Annotated[int, Meta(ge=FIT, le=INT64_MAX)] | None = None
+    truncation_side: Side = "left"
+    priority: Int64 = 0
     return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
     sim: dict[str, object] | None = None
     unknown_fields: tuple[str, ...] = ()
 
@@ -123,17 +129,39 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
             return self.max_completion_tokens
         return self.max_tokens
 
+    @property
+    def prompt_logprobs(self) -> int | None:
+        """How many of the likeliest tokens to tell with each of the prompt; None: tell nothing."""
+        return None
+
+    def truncated(self, token_ids: list[int], *, max_seq_len: int) -> list[int]:
+        """What is left of a prompt, if it is to be cut."""
+        asked = self.max_new_tokens
+        return truncated(
+            token_ids,
+            keep=self.truncate_prompt_tokens,
+            side=self.truncation_side,
+            max_seq_len=max_seq_len,
+            num_wanted=max(self.TOKENS_DEFAULT if asked is None else asked, self.min_tokens),
+        )
+
 
 class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
     """POST /v1/chat/completions (OpenAI API reference, "Create chat completion").
 
     `messages` are ready for a chat template: dicts with "role" and a "content" that is a string.
-    `template_kwargs` is what the template gets besides; `reasoning_effort` is in there too. `tools`
-    are those that may be called. Thoughts are left out of the answer without `include_reasoning`
-    (vLLM's), and part of its content without `separate_reasoning` (SGLang's).
+    With `prompt_token_ids` (TensorRT-LLM's extension) those are the prompt, and there may be none.
+    `continue_final_message`: the prompt ends within the last message; `echo`: the answer begins
+    with that, where it is the assistant's (both vLLM's). `template_kwargs` is what the template
+    gets besides; `reasoning_effort` is in there too. `tools` are those that may be called. Thoughts
+    are left out of the answer without `include_reasoning` (vLLM's), and part of its content without
+    `separate_reasoning` (SGLang's).
     """
 
     messages: list[dict[str, object]]
+    prompt_token_ids: Annotated[list[Count], Meta(min_length=1)] | None = None
+    echo: bool = False
+    continue_final_message: bool = False
     wants_logprobs: bool = msgspec.field(default=False, name="logprobs")
     top_logprobs: Annotated[int, Meta(ge=0, le=LOGPROBS_MAX)] = 0
     add_special_tokens: bool = False
@@ -158,6 +186,12 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
     def must_call(self) -> bool:
         """Whether the answer must be calls, and so is what a grammar makes it."""
         return bool(self.tools) and self.tool_choice.mode in ("required", "named")
+
+    def without_prompts(self) -> ChatRequest:
+        """The same without what has become its prompt."""
+        if self.prompt_token_ids is None:
+            return self
+        return msgspec.structs.replace(self, prompt_token_ids=None)
 
     @property
     def logprobs(self) -> int | None:
@@ -194,6 +228,17 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
     echo: bool = False
     add_special_tokens: bool = True
 
+    TOKENS_DEFAULT: ClassVar[int] = COMPLETION_MAX_TOKENS
+
+    def without_prompts(self) -> CompletionRequest:
+        """The same without what has become its prompts."""
+        return msgspec.structs.replace(self, prompts=())
+
+    @property
+    def prompt_logprobs(self) -> int | None:
+        """As many as of the answer's, where the prompt is repeated before it."""
+        return self.logprobs if self.echo else None
+
     def sampling(self, *, prompt_tokens: int, max_seq_len: int, choice: int) -> SamplingParams:
         """How to generate the `choice`th of n for a prompt of that many tokens.
 
@@ -206,12 +251,6 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
         return _sampling(self, max_tokens=max_tokens, logprobs=self.logprobs, choice=choice)
 
 
-class _TokenIds(msgspec.Struct, frozen=True):
-    """A prompt of token ids alone: checked by itself, so that an error names the right item."""
-
-    prompt: list[Count]
-
-
 def parse_chat(body: bytes) -> ChatRequest:
     """Read a chat request. Raises InvalidRequest, and nothing else, for whatever is wrong."""
     return parse_chat_fields(load_object(body))
@@ -220,7 +259,11 @@ def parse_chat(body: bytes) -> ChatRequest:
 def parse_chat_fields(fields: dict[str, Any]) -> ChatRequest:
     """Read the fields of a chat request; they are changed on the way. Raises InvalidRequest."""
     fields["unknown_fields"] = sort_out(fields, ours=_CHAT_FIELDS)
-    fields["messages"] = read_messages(fields.get("messages"))
+    if "messages" in fields or "prompt_token_ids" not in fields:
+        fields["messages"] = read_messages(fields.get("messages"))
+    else:
+        fields["messages"] = []
+    _normalize_continuation(fields)
     _normalize(fields)
     _normalize_template_kwargs(fields)
     read_tools(fields)
@@ -239,17 +282,11 @@ def parse_completion(body: bytes) -> CompletionRequest:
     """Read a completion request. Raises InvalidRequest, and nothing else, for whatever is wrong."""
     fields = load_object(body)
     fields["unknown_fields"] = sort_out(fields, ours=_COMPLETION_FIELDS)
-    fields["prompt"] = _read_prompts(fields.get("prompt"))
+    fields["prompt"] = read_prompts(fields.get("prompt"))
     _normalize(fields)
     request = convert(fields, CompletionRequest)
     tokens_min = 0 if request.echo else 1
     _check_together(request, tokens_min=tokens_min, tokens_default=COMPLETION_MAX_TOKENS)
-    if request.echo and request.logprobs is not None:
-        raise InvalidRequest(
-            "'logprobs' is not supported with 'echo'.",
-            param="logprobs",
-            code="unsupported_value",
-        )
     if request.n * len(request.prompts) > CHOICES_MAX:
         raise InvalidRequest(
             f"'n' times the number of prompts must be at most {CHOICES_MAX}.",
@@ -261,12 +298,14 @@ def parse_completion(body: bytes) -> CompletionRequest:
 
 def check_vocabulary(request: ChatRequest | CompletionRequest, *, vocab_size: int) -> None:
     """Raise InvalidRequest if a token id of the request is none of the model's."""
-    _check_ids(request.logit_bias, param="logit_bias", vocab_size=vocab_size)
-    _check_ids(request.stop_token_ids, param="stop_token_ids", vocab_size=vocab_size)
-    if isinstance(request, CompletionRequest):
+    check_ids(request.logit_bias, param="logit_bias", vocab_size=vocab_size)
+    check_ids(request.stop_token_ids, param="stop_token_ids", vocab_size=vocab_size)
+    if isinstance(request, ChatRequest):
+        check_ids(request.prompt_token_ids, param="prompt_token_ids", vocab_size=vocab_size)
+    else:
         for prompt in request.prompts:
             if not isinstance(prompt, str):
-                _check_ids(prompt, param="prompt", vocab_size=vocab_size)
+                check_ids(prompt, param="prompt", vocab_size=vocab_size)
 
 
 def _check_room(
@@ -306,14 +345,28 @@ def _sampling(
         stop_token_ids=request.stop_token_ids,
         ignore_eos=request.ignore_eos,
         logprobs=logprobs,
+        prompt_logprobs=request.prompt_logprobs,
+        priority=request.priority,
     )
+
+
+def _normalize_continuation(fields: dict[str, Any]) -> None:
+    """A message that is to be continued has nothing after it, unless that was asked for."""
+    if fields.get("continue_final_message") is not True:
+        return
+    if fields.setdefault("add_generation_prompt", False) is True:
+        raise InvalidRequest(
+            "'continue_final_message' and 'add_generation_prompt' exclude each other.",
+            param="continue_final_message",
+            code="invalid_value",
+        )
 
 
 def _normalize(fields: dict[str, Any]) -> None:
     """Bring the fields that have more than one form to the form of the Struct."""
     if isinstance(stop := fields.get("stop"), str):
         if not stop:
-            raise _empty("stop")
+            raise empty("stop")
         fields["stop"] = [stop]
     if "sim" in fields:
         check_nesting(fields["sim"], param="sim")
@@ -349,6 +402,12 @@ def _check_together(
                 param=name,
                 code="integer_below_min_value",
             )
+    if request.truncate_prompt_tokens == 0:
+        raise InvalidRequest(
+            f"'truncate_prompt_tokens' must be at least 1, or {FIT} for as many as fit.",
+            param="truncate_prompt_tokens",
+            code="integer_below_min_value",
+        )
     asked = request.max_new_tokens
     limit = tokens_default if asked is None else asked
     if limit is not None and request.min_tokens > limit:
@@ -379,45 +438,6 @@ def _check_stream_options(options: StreamOptions, *, stream: bool) -> None:
             "'stream_options.include_obfuscation' is not supported.",
             param="stream_options.include_obfuscation",
             code="unsupported_value",
-        )
-
-
-def _read_prompts(value: object) -> tuple[object, ...]:
-    """The prompts in the one form for all: a text, token ids, or an array of texts or of ids."""
-    if value is None:
-        raise missing("prompt")
-    if not isinstance(value, str | list):
-        raise wrong_type("prompt", want="a string or an array", got=value)
-    if not value:
-        raise _empty("prompt")
-    if isinstance(value, str):
-        return (value,)
-    if isinstance(value[0], int | float):
-        return (convert({"prompt": value}, _TokenIds).prompt,)
-    if len(value) > PROMPTS_MAX:
-        raise InvalidRequest(
-            f"'prompt' must have at most {PROMPTS_MAX} items.",
-            param="prompt",
-            code="array_above_max_length",
-        )
-    for index, prompt in enumerate(value):
-        if prompt in ("", []):
-            raise _empty(f"prompt[{index}]")
-    return tuple(value)
-
-
-def _empty(param: str) -> InvalidRequest:
-    return InvalidRequest(f"'{param}' must not be empty.", param=param, code="invalid_value")
-
-
-def _check_ids(
-    ids: dict[int, float] | tuple[int, ...] | list[int], *, param: str, vocab_size: int
-) -> None:
-    if ids and max(ids) >= vocab_size:
-        raise InvalidRequest(
-            f"'{param}' has a token id that is not below the vocabulary's {vocab_size}.",
-            param=param,
-            code="integer_above_max_value",
         )
 
 

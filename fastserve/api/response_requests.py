@@ -26,8 +26,8 @@ SHARED = frozenset(
     {
         "model", "stream", "temperature", "top_p",
         "chat_template_kwargs", "frequency_penalty", "ignore_eos", "include_stop_str_in_output",
-        "logit_bias", "min_p", "min_tokens", "presence_penalty", "repetition_penalty", "seed",
-        "sim", "skip_special_tokens", "stop", "stop_token_ids", "top_k",
+        "logit_bias", "min_p", "min_tokens", "presence_penalty", "priority", "repetition_penalty",
+        "seed", "sim", "skip_special_tokens", "stop", "stop_token_ids", "top_k",
     }
 )  # fmt: skip
 

@@ -16,7 +16,8 @@ from msgspec import Meta
 
 from fastserve.api.body import convert, load_object, missing
 from fastserve.api.logprobs import token_string
-from fastserve.api.requests import ChatRequest, Count, parse_chat_fields
+from fastserve.api.prompts import Count
+from fastserve.api.requests import ChatRequest, parse_chat_fields
 from fastserve.api.unsupported import sort_out
 from fastserve.errors import InvalidRequest
 
@@ -31,6 +32,7 @@ _OF_CHATS = (
     "add_generation_prompt",
     "add_special_tokens",
     "chat_template_kwargs",
+    "continue_final_message",
     "reasoning_effort",
     "tools",
 )
@@ -57,6 +59,7 @@ class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     return_token_strs: bool = False
     with_pieces: bool = False
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
     chat_template_kwargs: dict[str, object] = msgspec.field(default_factory=dict)
     reasoning_effort: str | None = None
     tools: list[Any] = msgspec.field(default_factory=list)
@@ -112,8 +115,8 @@ def parse_tokenize(body: bytes) -> ToTokenize:
     )
 
 
-def parse_detokenize(body: bytes, *, vocab_size: int) -> tuple[DetokenizeRequest, int]:
-    """Read a request of POST /detokenize, and count its unknown fields. Raises InvalidRequest."""
+def parse_detokenize(body: bytes, *, vocab_size: int) -> tuple[DetokenizeRequest, tuple[str, ...]]:
+    """Read a request of POST /detokenize, and its unknown fields. Raises InvalidRequest."""
     fields = load_object(body)
     unknown = sort_out(fields, ours=_DETOKENIZE_FIELDS)
     request = convert(fields, DetokenizeRequest)
@@ -123,7 +126,7 @@ def parse_detokenize(body: bytes, *, vocab_size: int) -> tuple[DetokenizeRequest
             param="tokens",
             code="integer_above_max_value",
         )
-    return request, len(unknown)
+    return request, unknown
 
 
 def tokenized(

@@ -95,6 +95,7 @@ HARMLESS: dict[str, tuple[object, ...]] = {
     "thinking_token_budget": (),
     "top_p_min": (0,),
     "truncate_prompt_tokens": (),
+    "truncation_side": ("left",),
     "use_beam_search": (False,),
 }
 

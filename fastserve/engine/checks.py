@@ -20,20 +20,22 @@ if TYPE_CHECKING:
 def check_request(submit: Submit, *, card: ModelCard, vocab_size: int) -> int:
     """Return how many tokens the answer may have: `max_tokens`, or what the context leaves.
 
-    `vocab_size`: the width of the model's logits, which a card's may exceed. Raises InvalidRequest,
-    and ContextLengthExceeded for a prompt that leaves no room for a token of answer.
+    Where the prompt's logprobs are wanted that may be none. `vocab_size`: the width of the model's
+    logits, which a card's may exceed. Raises InvalidRequest, and ContextLengthExceeded for a prompt
+    that leaves no room for a token of answer.
     """
     prompt, params = submit.prompt_token_ids, submit.sampling
     room = card.max_seq_len - len(prompt)
     if not prompt:
         raise InvalidRequest("the prompt has no tokens", param="prompt")
-    if room < 1:
+    least = 1 if params.prompt_logprobs is None else 0
+    if room < min(params.max_tokens, 1):
         raise ContextLengthExceeded(
             f"the prompt has {len(prompt)} tokens; with one of answer, the model's context "
             f"holds {card.max_seq_len}"
         )
-    if params.max_tokens < 1:
-        raise InvalidRequest("max_tokens is less than 1", param="max_tokens")
+    if params.max_tokens < least:
+        raise InvalidRequest(f"max_tokens is less than {least}", param="max_tokens")
     if params.grammar is not None and params.grammar.kind not in card.grammar_kinds:
         raise InvalidRequest(f"this engine cannot follow a grammar of kind {params.grammar.kind}")
     for param, ids in (

@@ -22,11 +22,13 @@ if TYPE_CHECKING:
 class Fanout:
     """Parts steps by lane, and holds the tokens of gathered requests until they finish."""
 
-    __slots__ = ("_gathered", "_gathered_logprobs")
+    __slots__ = ("_gathered", "_gathered_logprobs", "_prompt_logprobs")
 
     def __init__(self) -> None:
         self._gathered: dict[int, list[int]] = {}
         self._gathered_logprobs: dict[int, list[TokenLogprob]] = {}
+        # Of gathered requests, until they finish.
+        self._prompt_logprobs: dict[int, list[TokenLogprob]] = {}
 
     def gather(self, request_id: int) -> None:
         """Hold this request's tokens until its finish."""
@@ -37,6 +39,7 @@ class Fanout:
         for request_id in request_ids:
             self._gathered.pop(request_id, None)
             self._gathered_logprobs.pop(request_id, None)
+            self._prompt_logprobs.pop(request_id, None)
 
     def part(self, step: StepOutputs) -> dict[int, Outputs]:
         """Return the step's outputs for each lane that has any."""
@@ -49,6 +52,7 @@ class Fanout:
                     counts=step.counts,
                     finishes=step.finishes,
                     logprobs=step.logprobs,
+                    prompt_logprobs=step.prompt_logprobs,
                 )
             }
         columns: dict[int, _Columns] = {}
@@ -72,7 +76,7 @@ class Fanout:
             lane = request_id >> LANE_SHIFT
             column = columns.get(lane)
             if column is None:
-                column = columns[lane] = _Columns([], [], [], {}, {})
+                column = columns[lane] = _Columns([], [], [], {}, {}, {})
             column.request_ids.append(request_id)
             column.token_ids.extend(tokens)
             column.counts.append(len(tokens))
@@ -80,7 +84,18 @@ class Fanout:
                 column.finishes[len(column.counts) - 1] = finish
             if logprobs is not None:
                 column.logprobs[len(column.counts) - 1] = logprobs
+        if step.prompt_logprobs or self._prompt_logprobs:
+            self._part_prompt_logprobs(step, columns)
         return {lane: column.outputs() for lane, column in columns.items()}
+
+    def _part_prompt_logprobs(self, step: StepOutputs, columns: dict[int, _Columns]) -> None:
+        """Put these beside what leaves; few requests have any, so the loop does not look."""
+        for index, row in step.prompt_logprobs.items():
+            self._prompt_logprobs[step.request_ids[index]] = row
+        for request_id in self._prompt_logprobs.keys() - self._gathered.keys():
+            column = columns[request_id >> LANE_SHIFT]
+            row = self._prompt_logprobs.pop(request_id)
+            column.prompt_logprobs[column.request_ids.index(request_id)] = row
 
 
 def _only_lane(step: StepOutputs) -> int | None:
@@ -99,6 +114,7 @@ class _Columns(NamedTuple):
     counts: list[int]
     finishes: dict[int, Finish]
     logprobs: dict[int, list[TokenLogprob]]
+    prompt_logprobs: dict[int, list[TokenLogprob]]
 
     def outputs(self) -> Outputs:
         one_each = self.counts.count(1) == len(self.counts)
@@ -108,4 +124,5 @@ class _Columns(NamedTuple):
             counts=None if one_each else self.counts,
             finishes=self.finishes,
             logprobs=self.logprobs,
+            prompt_logprobs=self.prompt_logprobs,
         )

@@ -47,6 +47,7 @@ class StepOutputs:
     counts: list[int] | None = None
     finishes: dict[int, Finish] = field(default_factory=dict)
     logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
+    prompt_logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -211,8 +211,19 @@ class Batch:
     def clear(self) -> None:
         self.struct.n_tokens = 0
 
-    def add(self, token_ids: Sequence[int], *, position: int, sequence: int, logits: bool) -> None:
-        """Append consecutive tokens of one sequence; `logits`: the last one's are wanted."""
+    def add(
+        self,
+        token_ids: Sequence[int],
+        *,
+        position: int,
+        sequence: int,
+        logits: bool,
+        first_logits: int = 0,
+    ) -> None:
+        """Append consecutive tokens of one sequence.
+
+        `logits`: the last one's are wanted; also those of the `first_logits` first.
+        """
         start = len(self)
         end = start + len(token_ids)
         assert end <= len(self._tokens), f"{end} rows in a batch of {len(self._tokens)}"
@@ -221,6 +232,7 @@ class Batch:
         self._sequences[start:end] = sequence
         self._wants_logits[start:end] = 0
         self._wants_logits[end - 1] = logits
+        self._wants_logits[start : start + first_logits] = 1
         self.struct.n_tokens = end
 
 
@@ -254,6 +266,7 @@ class Context:
         num_sequences: int,
         sequence_tokens_max: int,
         batch_rows_max: int,
+        logits_rows_max: int | None = None,
         threads: int,
     ) -> None:
         """Reserve the whole KV cache. Raises StartError where memory does not suffice.
@@ -270,7 +283,7 @@ class Context:
         params.n_ctx = num_sequences * sequence_tokens_max
         params.n_seq_max = num_sequences
         params.n_batch = params.n_ubatch = batch_rows_max
-        params.n_outputs_max = num_sequences
+        params.n_outputs_max = logits_rows_max or num_sequences
         params.n_threads = params.n_threads_batch = threads
         # What a sequence answers must not depend on its company or on the pieces it came in. So no
         # cache that sequences share; and of the kernels for attention the one that goes row by row,

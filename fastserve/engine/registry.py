@@ -19,10 +19,12 @@ if TYPE_CHECKING:
 def make_engine(settings: EngineSettings, *, run_directory: Path) -> Engine:
     """Make the adapter that `server.engine` names. Raises StartError."""
 
+    name = next(iter(settings.server.served_model_name), None)
+
     def describe_model() -> ModelCard:
         return describe(
             settings.server.model,
-            name=settings.server.served_model_name,
+            name=name,
             max_seq_len=settings.engine.max_seq_len,
             fallback_directory=run_directory,
         )
@@ -33,7 +35,7 @@ def make_engine(settings: EngineSettings, *, run_directory: Path) -> Engine:
 
             return LlamaCppEngine(
                 model=settings.server.model,
-                name=settings.server.served_model_name,
+                name=name,
                 max_seq_len=settings.engine.max_seq_len,
                 max_num_seqs=settings.engine.max_num_seqs,
                 kv_cache_tokens=settings.llamacpp.kv_cache_tokens,

@@ -1,6 +1,7 @@
 """Which tokens of which requests the next step computes: continuous batching, as a plain value.
 
-A request waits until one of the KV cache's slots is free, then runs until it ends. Each step gives
+A request waits until one of the KV cache's slots is free, then runs until it ends: who is next
+says waiting.py. Each step gives
 every request in decode its one row, and requests in prefill, in the order they came, a share of
 the tokens that the step may take; so a long prompt delays the others' tokens by one chunk at most.
 "Prefill" is whatever is not computed yet: of a preempted request, prompt and answer.
@@ -11,16 +12,21 @@ Knows nothing of the library that computes or of how a token is chosen.
 from __future__ import annotations
 
 import heapq
-from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from fastserve.engine.prefixes import as_tokens
+from fastserve.engine.waiting import WaitingQueue
 
 if TYPE_CHECKING:
     from fastserve.engine.prefixes import Tokens
     from fastserve.engine.sampler import Sampler
-    from fastserve.generation import RequestId, SamplingParams
+    from fastserve.generation import RequestId, SamplingParams, TokenLogprob
+
+
+# Rows of logits in one step for prompts whose logprobs were asked for: each is as wide as the
+# vocabulary, and llama.cpp never gives back the memory of the most there were.
+PROMPT_LOGPROBS_ROWS_MAX = 32
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -30,7 +36,8 @@ class Request:
     `num_computed` of them are in the KV cache, in `slot` (None: it waits); `placed`: the slot holds
     these and nothing else. Until then it may wait for a request that computes as many tokens of
     its prompt: `awaited`, see reuse.py. `queue_time_s` is known once it was placed. `reuses`: not
-    where the logits of the whole prompt are wanted, which only computing it gives.
+    where the logits of the whole prompt are wanted, which only computing it gives:
+    `prompt_logprobs` are of its tokens from the second on, as far as they are computed.
     """
 
     request_id: RequestId
@@ -47,6 +54,7 @@ class Request:
     awaited_tokens: int | None = None
     cached_tokens: int = 0
     queue_time_s: float | None = None
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt: Tokens = field(init=False)
 
     def __post_init__(self) -> None:
@@ -61,6 +69,13 @@ class Request:
         """Whether it gets a token in each step, and so notices how long a step takes."""
         return self.num_answered > 0 and self.num_computed == len(self.token_ids) - 1
 
+    @property
+    def needs_prompt_logprobs(self) -> bool:
+        """Whether the logits of prompt tokens are still needed."""
+        if self.sampling.prompt_logprobs is None:
+            return False
+        return len(self.prompt_logprobs) < self.num_prompt - 1
+
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
@@ -74,12 +89,19 @@ class Chunk:
         """Whether nothing is left to compute after it, so that its logits are the next token's."""
         return self.request.num_computed + self.count == len(self.request.token_ids)
 
+    @property
+    def num_prompt_rows(self) -> int:
+        """How many of its tokens, the first, tell the logprobs of the prompt's next tokens."""
+        if not self.request.needs_prompt_logprobs:
+            return 0
+        return min(self.count, self.request.num_prompt - 1 - self.request.num_computed)
+
 
 class Schedule:
     """The waiting and the running requests, and the free slots of the KV cache."""
 
     def __init__(self, *, num_slots: int) -> None:
-        self.waiting: OrderedDict[RequestId, Request] = OrderedDict()
+        self.waiting: WaitingQueue[Request] = WaitingQueue()
         self.running: dict[RequestId, Request] = {}
         self.left: dict[int, Tokens] = {}
         """What requests that went have left computed in slots that nobody was placed in since."""
@@ -88,18 +110,18 @@ class Schedule:
         self._closed = False
 
     def add(self, request: Request) -> None:
-        self.waiting[request.request_id] = request
+        self.waiting.add(request.request_id, request, priority=request.sampling.priority)
 
     def remove(self, request_id: RequestId) -> None:
         """Forget a request, waiting or running; its slot is free at once. An unknown id is none."""
-        if self.waiting.pop(request_id, None) is None:
+        if self.waiting.remove(request_id) is None:
             request = self.running.pop(request_id, None)
             if request is not None:
                 self._release(request)
                 self._closed = False
 
     def preempt(self) -> Request | None:
-        """Send the youngest running request back to the head of the queue; None if it is alone.
+        """Send the youngest running request back to the head of its queue; None if it is alone.
 
         No request is admitted before another has ended: it would only be preempted again.
         """
@@ -107,15 +129,14 @@ class Schedule:
             return None
         _, request = self.running.popitem()
         self._release(request)
-        self.waiting[request.request_id] = request
-        self.waiting.move_to_end(request.request_id, last=False)
+        self.waiting.put_back(request.request_id, request, priority=request.sampling.priority)
         self._closed = True
         return request
 
     def admit(self) -> None:
-        """Give the free slots to the requests that wait, first come first served."""
+        """Give the free slots to the requests that wait."""
         while self.waiting and self._free_slots and not self._closed:
-            _, request = self.waiting.popitem(last=False)
+            request = self.waiting.pop()
             request.slot = heapq.heappop(self._free_slots)
             self.running[request.request_id] = request
 
@@ -143,12 +164,16 @@ class Schedule:
         """Share out the next step among the placed requests, in the order of their slots."""
         chunks = []
         budget = prefill_tokens
+        rows_left = PROMPT_LOGPROBS_ROWS_MAX
         for request in self.running.values():
             if not request.placed:
                 continue
             count = len(request.token_ids) - request.num_computed
             if count > 1:
                 count = min(count, budget)
+                if request.needs_prompt_logprobs:
+                    count = min(count, rows_left)
+                    rows_left -= count
                 budget -= count
             if count:
                 chunks.append(Chunk(request, count))

@@ -14,8 +14,8 @@ from fastserve.api import openapi, responses
 from fastserve.errors import FastserveError
 from fastserve.frontend.page import page
 from fastserve.frontend.prepare import check_model
+from fastserve.frontend.refusals import error_response
 from fastserve.frontend.routes import Route, parameter
-from fastserve.frontend.streams import error_response
 from fastserve.http1.message import Response
 from fastserve.metrics.exposition import CONTENT_TYPE, expose
 from fastserve.metrics.perf import render
@@ -107,20 +107,19 @@ class About:
             self._respond(exchange, error_response(error))
             return
         body = responses.models(
-            [model.card.name], created=model.created, max_seq_len=model.card.max_seq_len
+            model.names, created=model.created, max_seq_len=model.card.max_seq_len
         )
         self._respond(exchange, Response(200, body=body))
 
     def _one_model(self, exchange: Exchange) -> None:
         try:
             model = self._state.loaded_model()
-            check_model(parameter(exchange, _MODEL), model)
+            name = parameter(exchange, _MODEL)
+            check_model(name, model)
         except FastserveError as error:
             self._respond(exchange, error_response(error), endpoint=_MODEL)
             return
-        body = responses.model(
-            model.card.name, created=model.created, max_seq_len=model.card.max_seq_len
-        )
+        body = responses.model(name, created=model.created, max_seq_len=model.card.max_seq_len)
         self._respond(exchange, Response(200, body=body), endpoint=_MODEL)
 
     def _metrics(self, exchange: Exchange) -> None:

@@ -7,6 +7,7 @@ supervisor, and leaves when its last exchange has ended or the time is up.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import signal
 import time
 from pathlib import Path
@@ -24,7 +25,8 @@ from fastserve.frontend.liveness import Liveness
 from fastserve.frontend.metered import Metered
 from fastserve.frontend.model import Model
 from fastserve.frontend.observing import Observer
-from fastserve.frontend.response_store import FOLDER, ResponseStore
+from fastserve.frontend.preparer import Preparer
+from fastserve.frontend.response_store import FOLDER, ResponseStore, StoreLimits
 from fastserve.frontend.state import ServingState
 from fastserve.frontend.tracing import Tracer
 from fastserve.http1.connection import Connection
@@ -97,6 +99,13 @@ class Acceptor:
         self._state = ServingState(Liveness(stall_unhealthy_s=arguments.stall_unhealthy_s))
         self._meter = Meter(arguments.board.numbers(arguments.lane))
         self._tracer = _tracer_of(arguments, self._meter)
+        self._preparer = Preparer(
+            name=f"preparer-{arguments.lane}",
+            title=f"fastserve: preparer {arguments.lane}",
+            log_level=arguments.log.level,
+            log_format=arguments.log.format,
+            waiting_bytes_max=arguments.http.bodies_bytes_max,
+        )
         self._frontend = Frontend(
             loop=self._loop,
             engine=self._lane,
@@ -113,9 +122,14 @@ class Acceptor:
             requests_in_flight_max=arguments.limits.requests_in_flight_max,
             off_loop_bytes_min=arguments.http.off_loop_bytes_min,
             response_store=ResponseStore(
-                Path(arguments.run_directory) / FOLDER, lane=arguments.lane
+                Path(arguments.run_directory) / FOLDER,
+                lane=arguments.lane,
+                limits=StoreLimits(**dataclasses.asdict(arguments.responses)),
             ),
             shows_page=arguments.access.page,
+            refuse_unknown_fields=arguments.refuse_unknown_fields,
+            preparer=self._preparer,
+            off_process_bytes_min=arguments.http.off_process_bytes_min,
         )
         self._app = Metered(_guarded(self._frontend, arguments.access), self._meter)
         self._limits = _limits_of(arguments.http)
@@ -148,6 +162,7 @@ class Acceptor:
         self._lane.close()
         if self._tracer is not None:
             self._tracer.close()
+        self._preparer.close()
         if self._failure is not None:
             raise self._failure
 

@@ -14,8 +14,8 @@ import hmac
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fastserve.api import responses
 from fastserve.errors import InvalidAPIKey, OriginNotAllowed
+from fastserve.frontend.routes import error_words
 from fastserve.http1.message import Response
 from fastserve.log import get_logger
 
@@ -87,14 +87,19 @@ class Access:
             exchange.headers = self._origins.fields(head.header(b"origin"))
         self._app.serve(exchange)
 
-    def error_body(self, status: int, message: str) -> bytes:
+    def error_body(self, status: int, message: str, *, path: str | None) -> bytes:
         """Render a refusal of http1's own."""
-        return self._app.error_body(status, message)
+        if path is not None:
+            path = self._route_path(path)
+        return self._app.error_body(status, message, path=path)
 
     def _without_root_path(self, head: RequestHead) -> RequestHead:
+        return head._replace(path=self._route_path(head.path))
+
+    def _route_path(self, path: str) -> str:
         """A proxy may have taken the root path off; then there is nothing to do."""
-        rest = head.path.removeprefix(self._root_path or "")
-        return head._replace(path=rest) if rest.startswith("/") else head
+        rest = path.removeprefix(self._root_path or "")
+        return rest if rest.startswith("/") else path
 
     # ---- keys
 
@@ -118,7 +123,8 @@ class Access:
         )
         challenge = _CHALLENGE_WRONG if given else _CHALLENGE
         headers = ((b"WWW-Authenticate", challenge),)
-        return Response(error.status, body=responses.error_body(error), headers=headers)
+        body = error_words(head.path)(error)
+        return Response(error.status, body=body, headers=headers)
 
     # ---- pages of other origins
 
@@ -129,7 +135,8 @@ class Access:
             error = OriginNotAllowed(
                 f"pages of this origin may not use this server: {origin.decode('latin-1')}"
             )
-            return Response(error.status, body=responses.error_body(error), headers=granted)
+            body = error_words(head.path)(error)
+            return Response(error.status, body=body, headers=granted)
         # The inner application knows which methods the route has, and whether there is one.
         answer = self._app.check(head._replace(headers=(), content_length=0, chunked=False))
         assert answer is not None, "OPTIONS is answered by the head"

@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     import socket
 
     from fastserve.config import LaneConfig, LimitsConfig
-    from fastserve.config_http import CORSConfig, HTTPConfig
-    from fastserve.config_observing import TracingConfig
+    from fastserve.config_http import CORSConfig, HTTPConfig, ResponsesConfig
+    from fastserve.config_observing import LogConfig, TracingConfig
     from fastserve.credentials import Credentials
     from fastserve.metrics.board import Board
     from fastserve.metrics.exposition import ServerInfo
@@ -35,10 +35,12 @@ class AccessArguments:
 class ModelArguments:
     """What a frontend is told of the model besides its card; the parsers are names.
 
-    `chat_template`: what stands for the model's own.
+    `names`: what requests may call it; none: its own name alone. `chat_template`: what stands for
+    the model's own.
     """
 
     template_bytes_max: int
+    names: tuple[str, ...] = ()
     chat_template: str | None = None
     tool_parser: str | None = None
     reasoning_parser: str | None = None
@@ -66,5 +68,8 @@ class AcceptorArguments:
     http: HTTPConfig
     limits: LimitsConfig
     model: ModelArguments
+    responses: ResponsesConfig
+    refuse_unknown_fields: bool
     lane_config: LaneConfig
+    log: LogConfig
     stall_unhealthy_s: float

@@ -13,9 +13,10 @@ from fastserve.errors import FastserveError, GenerationFailed, InvalidRequest
 from fastserve.generation import Finish, FinishReason
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from fastserve.frontend.model import Model
+    from fastserve.frontend.prepare import Prompt
     from fastserve.generation import TokenLogprob
 
 
@@ -29,22 +30,57 @@ def visible(token_ids: list[int], finish: Finish, *, include_stop: bool, model: 
     return token_ids
 
 
-def told(
-    token_ids: Sequence[int], logprobs: Sequence[TokenLogprob], *, model: Model
-) -> list[TokenText]:
-    """The texts that logprobs are told with."""
-    table = model.tokenizer.token_bytes
-    return [
-        TokenText(
-            token=token_string(table[token_id]),
+class TokenTexts:
+    """The texts that the logprobs of one exchange are told with.
+
+    `as_ids`: each token is `token_id:N`. `skip_special_tokens`: control tokens are no part of the
+    answer's text, though they are told.
+    """
+
+    __slots__ = ("_as_ids", "_control", "_table")
+
+    def __init__(self, model: Model, *, as_ids: bool, skip_special_tokens: bool) -> None:
+        self._table = model.tokenizer.token_bytes
+        self._as_ids = as_ids
+        self._control = model.tokenizer.table.special_ids if skip_special_tokens else frozenset()
+
+    def of_answer(
+        self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob]
+    ) -> list[TokenText]:
+        """The texts of an answer's next tokens."""
+        return [
+            self._text(token_id, entry.logprob, entry.top, hidden=token_id in self._control)
+            for token_id, entry in zip(token_ids, logprobs, strict=False)
+        ]
+
+    def of_prompt(self, prompt: Prompt, logprobs: Sequence[TokenLogprob]) -> list[TokenText]:
+        """The texts of a prompt's tokens, of which the first has no logprob."""
+        control: Collection[int] = () if prompt.echo_control else self._control
+        rows = [(None, ()), *((entry.logprob, entry.top) for entry in logprobs)]
+        return [
+            self._text(token_id, *row, hidden=place < prompt.num_unechoed or token_id in control)
+            for place, (token_id, row) in enumerate(zip(prompt.token_ids, rows, strict=False))
+        ]
+
+    def _text(
+        self,
+        token_id: int,
+        logprob: float | None,
+        top: tuple[tuple[int, float], ...],
+        *,
+        hidden: bool,
+    ) -> TokenText:
+        table, string = self._table, self._string
+        return TokenText(
+            token=string(token_id),
             raw=table[token_id],
-            logprob=entry.logprob,
-            top=tuple(
-                (token_string(table[other]), table[other], value) for other, value in entry.top
-            ),
+            logprob=logprob,
+            top=tuple((string(other), table[other], value) for other, value in top),
+            hidden=hidden,
         )
-        for token_id, entry in zip(token_ids, logprobs, strict=False)
-    ]
+
+    def _string(self, token_id: int) -> str:
+        return f"token_id:{token_id}" if self._as_ids else token_string(self._table[token_id])
 
 
 def failure_of(finish: Finish) -> FastserveError:

@@ -20,11 +20,11 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from fastserve.api import responses
 from fastserve.api.anthropic_answers import error_body as messages_error
 from fastserve.errors import (
     EngineDead,
     FastserveError,
+    InvalidRequest,
     MethodNotAllowed,
     NotFound,
     Overloaded,
@@ -44,12 +44,12 @@ from fastserve.frontend.prepare import (
     prepare_messages,
     prepare_response,
 )
-from fastserve.frontend.routes import Route, Routes
+from fastserve.frontend.refusals import error_response
+from fastserve.frontend.routes import MESSAGES, Route, Routes, error_words
 from fastserve.frontend.streams import (
     Answer,
     StreamedChoice,
     WholeChoice,
-    error_response,
     respond_empty,
 )
 from fastserve.http1.message import Response
@@ -60,11 +60,13 @@ from fastserve.text.stream import TextStream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from concurrent.futures import Future
 
     from fastserve.frontend.model import Model
     from fastserve.frontend.observing import Observer
     from fastserve.frontend.parsed import Parsing
     from fastserve.frontend.prepare import Prompt
+    from fastserve.frontend.preparer import Preparer
     from fastserve.frontend.response_store import ResponseStore
     from fastserve.frontend.state import ServingState
     from fastserve.frontend.texts import TextAnswer
@@ -78,6 +80,10 @@ if TYPE_CHECKING:
 log = get_logger("frontend")
 
 _THREADS = 2
+
+# Of fields that nobody knows, as many and as much of each name are told.
+_FIELDS_SHOWN = 8
+_FIELD_CHARS_SHOWN = 64
 
 T = TypeVar("T")
 
@@ -110,6 +116,9 @@ class Frontend:
         off_loop_bytes_min: int,
         response_store: ResponseStore | None = None,
         shows_page: bool = False,
+        refuse_unknown_fields: bool = False,
+        preparer: Preparer | None = None,
+        off_process_bytes_min: int = 1 << 30,
     ) -> None:
         self.engine = engine
         self.observer = observer
@@ -119,6 +128,9 @@ class Frontend:
         self._request_ids = request_ids
         self._requests_in_flight_max = requests_in_flight_max
         self._off_loop_bytes_min = off_loop_bytes_min
+        self._preparer = preparer
+        self._off_process_bytes_min = off_process_bytes_min
+        self._refuse_unknown_fields = refuse_unknown_fields
         self._choices: dict[int, StreamedChoice | WholeChoice] = {}
         self._answers: set[Answer] = set()
         # No more than there are requests in flight.
@@ -137,11 +149,9 @@ class Frontend:
             self._generating("/v1/chat/completions", prepare_chat),
             self._generating("/v1/completions", prepare_completion),
             self._generating("/v1/responses", partial(prepare_response, store=response_store)),
-            Kept(response_store, meter=meter).route,
-            self._generating("/v1/messages", prepare_messages, error_body=messages_error),
-            self._telling(
-                "/v1/messages/count_tokens", texts.count_tokens, error_body=messages_error
-            ),
+            *Kept(response_store, meter=meter).routes,
+            self._generating(MESSAGES, prepare_messages),
+            self._telling(f"{MESSAGES}/count_tokens", texts.count_tokens),
             self._telling("/tokenize", texts.tokenize),
             self._telling("/detokenize", texts.detokenize),
         )
@@ -153,7 +163,8 @@ class Frontend:
         route = self._routes.find(head.path)
         if route is None and head.path != "*":
             why = _ABSENT.get(head.path, f"no such route: {head.method} {head.path}")
-            return error_response(NotFound(why))
+            error = NotFound(why)
+            return error_response(error, body=error_words(head.path)(error))
         if head.method == "OPTIONS":
             methods = ", ".join(route.methods if route else _ALL_METHODS)
             return Response(204, headers=((b"Allow", methods.encode()),))
@@ -162,8 +173,8 @@ class Frontend:
         if head.method == "POST":
             try:
                 self._check_post(head, route)
-            except FastserveError as error:
-                return error_response(error, body=route.error_body(error))
+            except FastserveError as refusal:
+                return error_response(refusal, body=route.error_body(refusal))
         return None
 
     def _check_post(self, head: RequestHead, route: Route) -> None:
@@ -178,10 +189,11 @@ class Frontend:
             if self._state.draining:
                 raise ShuttingDown("the server is shutting down")
 
-    def error_body(self, status: int, message: str) -> bytes:
+    def error_body(self, status: int, message: str, *, path: str | None) -> bytes:
         """Render a refusal of http1's own."""
         error = RequestError(message) if status < 500 else FastserveError(message)
-        return responses.error_body(error)
+        error.status = status
+        return error_words(path)(error)
 
     # ---- 2. The whole request.
 
@@ -189,14 +201,15 @@ class Frontend:
         """Answer `exchange`, now or later: an Application of http1."""
         route = self._routes.find(exchange.head.path)
         assert route is not None, "it was checked"
+        if route.error_body is messages_error:
+            # Where the clients of that API look for it.
+            exchange.headers += ((b"request-id", exchange.request_id.encode()),)
         route.handler(exchange.head.method)(exchange)
 
     def _generating(
         self,
         path: str,
         prepare: Callable[[bytes, Model], Prepared],
-        *,
-        error_body: Callable[[FastserveError], bytes] = responses.error_body,
     ) -> Route:
         """A route whose answer the engine generates."""
 
@@ -204,20 +217,17 @@ class Frontend:
             submit = partial(self._submit, exchange, received_s=time.monotonic())
             self._work(exchange, prepare, submit, check=self._check_serving)
 
-        return Route(path=path, handlers={"POST": serve}, error_body=error_body, generates=True)
+        return Route(path=path, handlers={"POST": serve}, generates=True)
 
     def _telling(
         self,
         path: str,
         tell: Callable[[bytes, Model], TextAnswer],
-        *,
-        error_body: Callable[[FastserveError], bytes] = responses.error_body,
     ) -> Route:
         """A route that is answered from the model's vocabulary, without the engine."""
 
         def respond(exchange: Exchange, began_s: float, answer: TextAnswer) -> None:
-            if answer.num_unknown:
-                self.meter.count(UNKNOWN_FIELDS, by=answer.num_unknown)
+            self._on_unknown(answer.unknown_fields)
             self._respond(exchange, Response(200, body=answer.body))
             total_s = round(time.monotonic() - began_s, 4)
             log.info("request finished", id=exchange.request_id, status=200, total_s=total_s)
@@ -226,7 +236,7 @@ class Frontend:
             then = partial(respond, exchange, time.monotonic())
             self._work(exchange, tell, then, check=self._state.loaded_model)
 
-        return Route(path=path, handlers={"POST": serve}, error_body=error_body)
+        return Route(path=path, handlers={"POST": serve})
 
     # ---- 3. Bytes to token ids; off the loop when that takes long.
 
@@ -243,10 +253,10 @@ class Frontend:
             if len(exchange.body) < self._off_loop_bytes_min:
                 then(work(exchange.body, model))
                 return
+            future = self._elsewhere(work, exchange, model)
         except FastserveError as error:
             self._refuse(exchange, error)
             return
-        future = self._threads.submit(work, exchange.body, model)
 
         def done() -> None:
             if exchange.ended:
@@ -260,6 +270,15 @@ class Frontend:
                 self._refuse(exchange, FastserveError("internal error"))
 
         future.add_done_callback(lambda _: self._loop.call_soon_threadsafe(done))
+
+    def _elsewhere(
+        self, work: Callable[[bytes, Model], T], exchange: Exchange, model: Model
+    ) -> Future[T]:
+        """Do `work` in a thread, or in a process where the body is really large."""
+        body, preparer = exchange.body, self._preparer
+        if len(body) < self._off_process_bytes_min or preparer is None or not preparer.takes(work):
+            return self._threads.submit(work, body, model)
+        return preparer.submit(work, body, model, wanted=lambda: not exchange.ended)
 
     def _in_thread(self, work: Callable[[], bytes], done: Callable[[bytes], None]) -> None:
         """Run `work` in a thread, and then `done` with its result on the loop."""
@@ -289,6 +308,19 @@ class Frontend:
         self.meter.request(exchange.head.path, response.status)
         exchange.respond(response)
 
+    def _on_unknown(self, fields: tuple[str, ...]) -> None:
+        """Count the fields that nobody knows. Raises InvalidRequest if none may be there."""
+        if not fields:
+            return
+        self.meter.count(UNKNOWN_FIELDS, by=len(fields))
+        if self._refuse_unknown_fields:
+            shown = sorted(field[:_FIELD_CHARS_SHOWN] for field in fields)[:_FIELDS_SHOWN]
+            raise InvalidRequest(
+                f"Nobody knows {', '.join(map(repr, shown))} here.",
+                param=shown[0],
+                code="unknown_parameter",
+            )
+
     # ---- 4. One request to the engine for each choice.
 
     def _submit(self, exchange: Exchange, prepared: Prepared, *, received_s: float) -> None:
@@ -297,8 +329,7 @@ class Frontend:
         check_model(request.model, model)
         choices = list(prepared.choices())
         self._check_room(len(choices))
-        if request.unknown_fields:
-            self.meter.count(UNKNOWN_FIELDS, by=len(request.unknown_fields))
+        self._on_unknown(request.unknown_fields)
         answer = Answer(
             exchange,
             request=request,
@@ -324,7 +355,8 @@ class Frontend:
                     trace_headers=answer.trace.headers() if answer.trace else None,
                 )
             )
-        if submits[0].sampling.max_tokens == 0:
+        first = submits[0].sampling
+        if first.max_tokens == 0 and first.prompt_logprobs is None:
             respond_empty(answer)
             return
         for choice, submit in zip(answer.choices, submits, strict=True):
@@ -345,7 +377,7 @@ class Frontend:
             stops=request.stop,
             skip_special_tokens=request.skip_special_tokens,
             include_stop=request.include_stop_str_in_output,
-            table=None if parsing is None else parsing.table,
+            table=None if parsing is None else answer.model.parsed_table(tools=parsing.calls),
         )
         shown_ids = prompt.token_ids if request.return_token_ids else None
         request_id = next(self._request_ids)
@@ -358,7 +390,7 @@ class Frontend:
                     answer, index=index, prompt_tokens=len(prompt.token_ids), parsing=parsing
                 ),
                 prompt_token_ids=shown_ids,
-                echo=prompt.echo,
+                prompt=prompt,
             )
         if parsing is not None:
             return ParsedWholeChoice(
@@ -366,6 +398,7 @@ class Frontend:
                 request_id=request_id,
                 text=text,
                 prompt_token_ids=shown_ids,
+                prompt=prompt,
                 parsing=parsing,
             )
         return WholeChoice(
@@ -373,7 +406,7 @@ class Frontend:
             request_id=request_id,
             text=text,
             prompt_token_ids=shown_ids,
-            echo=prompt.echo,
+            prompt=prompt,
         )
 
     # ---- 5. What comes back, once per engine step. Hot path: see streams.py.
@@ -386,6 +419,8 @@ class Frontend:
         # `told`: up to where tokens are counted. They are before an answer ends, so that whoever
         # has all answers finds all their tokens in the metrics.
         at = told = late = 0
+        if outputs.prompt_logprobs:
+            self._hear_prompts(outputs)
         for index, request_id in enumerate(outputs.request_ids):
             count = 1 if counts is None else counts[index]
             tokens = token_ids[at : at + count]
@@ -407,6 +442,12 @@ class Frontend:
         self.meter.count(GENERATION_TOKENS, by=at - told)
         if late:
             self.meter.count(LANE_DROPS, "late", by=late)
+
+    def _hear_prompts(self, outputs: Outputs) -> None:
+        for index, logprobs in outputs.prompt_logprobs.items():
+            choice = self._choices.get(outputs.request_ids[index])
+            if choice is not None:
+                choice.hear_prompt(logprobs)
 
     # ---- 6. Ends: the Registry that streams.py knows, and the ends that come from elsewhere.
 
@@ -473,5 +514,5 @@ class Frontend:
 def _not_allowed(head: RequestHead, route: Route | None) -> Response:
     error = MethodNotAllowed(f"{head.path} does not take {head.method}")
     allow = (b"Allow", ", ".join(route.methods if route else ["OPTIONS"]).encode())
-    body = (route.error_body if route else responses.error_body)(error)
+    body = error_words(head.path)(error)
     return Response(error.status, body=body, headers=(allow,))

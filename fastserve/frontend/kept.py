@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs
 
+from fastserve.api.input_items import input_items
 from fastserve.api.response_objects import deleted, response_of
 from fastserve.errors import FastserveError, InvalidRequest, NotFound
+from fastserve.frontend.refusals import error_response
 from fastserve.frontend.routes import Route, parameter
-from fastserve.frontend.streams import error_response
 from fastserve.http1.message import Response
 
 if TYPE_CHECKING:
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from fastserve.metrics.meter import Meter
 
 _RESPONSE = "/v1/responses/{response}"
+_INPUT_ITEMS = f"{_RESPONSE}/input_items"
+_CANCEL = f"{_RESPONSE}/cancel"
 
 
 class Kept:
@@ -25,7 +28,11 @@ class Kept:
     def __init__(self, store: ResponseStore | None, *, meter: Meter) -> None:
         self._store = store
         self._meter = meter
-        self.route = Route(path=_RESPONSE, handlers={"GET": self._get, "DELETE": self._delete})
+        self.routes = (
+            Route(path=_RESPONSE, handlers={"GET": self._get, "DELETE": self._delete}),
+            Route(path=_INPUT_ITEMS, handlers={"GET": self._input_items}),
+            Route(path=_CANCEL, handlers={"POST": self._cancel}),
+        )
 
     def _get(self, exchange: Exchange) -> None:
         response_id = parameter(exchange, _RESPONSE)
@@ -45,11 +52,33 @@ class Kept:
         else:
             self._refuse(exchange, _unknown(response_id))
 
-    def _refuse(self, exchange: Exchange, error: FastserveError) -> None:
-        self._respond(exchange, error_response(error))
+    def _input_items(self, exchange: Exchange) -> None:
+        response_id = parameter(exchange, _INPUT_ITEMS)
+        record = self._store.get(response_id) if self._store else None
+        try:
+            if record is None:
+                raise _unknown(response_id)
+            query = {name: values[-1] for name, values in parse_qs(exchange.head.query).items()}
+            body = input_items(record, response_id=response_id, query=query)
+        except FastserveError as error:
+            self._refuse(exchange, error, route=_INPUT_ITEMS)
+        else:
+            self._respond(exchange, Response(200, body=body), route=_INPUT_ITEMS)
 
-    def _respond(self, exchange: Exchange, response: Response) -> None:
-        self._meter.request(_RESPONSE, response.status)
+    def _cancel(self, exchange: Exchange) -> None:
+        response_id = parameter(exchange, _CANCEL)
+        if self._store is None or self._store.get(response_id) is None:
+            self._refuse(exchange, _unknown(response_id), route=_CANCEL)
+            return
+        # Whatever is stored has ended.
+        message = "Only a response that was made in the background can be cancelled; none is here."
+        self._refuse(exchange, InvalidRequest(message), route=_CANCEL)
+
+    def _refuse(self, exchange: Exchange, error: FastserveError, *, route: str = _RESPONSE) -> None:
+        self._respond(exchange, error_response(error), route=route)
+
+    def _respond(self, exchange: Exchange, response: Response, *, route: str = _RESPONSE) -> None:
+        self._meter.request(route, response.status)
         exchange.respond(response)
 
 

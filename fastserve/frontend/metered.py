@@ -42,7 +42,7 @@ class Metered:
     def serve(self, exchange: Exchange) -> None:
         self._app.serve(exchange)
 
-    def error_body(self, status: int, message: str) -> bytes:
+    def error_body(self, status: int, message: str, *, path: str | None) -> bytes:
         self._meter.request("other", status)
         log.info_burst("requests that were no HTTP, or too much", status=status, why=message)
-        return self._app.error_body(status, message)
+        return self._app.error_body(status, message, path=path)

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from fastserve.text.token_table import TokenTable
     from fastserve.text.tool_calls.formats import ToolFormat
 
+# Stands at the end of a message that is to be continued, while the template is rendered: no space
+# that could be stripped, nothing that could be escaped.
+_CONTINUED_HERE = "fastserveContinuesHere"
+
 
 class Model:
     """Turns requests into prompts. Raises StartError when the card's files cannot be used."""
@@ -28,12 +32,24 @@ class Model:
         card: ModelCard,
         *,
         template_bytes_max: int,
+        names: tuple[str, ...] = (),
         chat_template: str | None = None,
         tool_parser: str | None = None,
         reasoning_parser: str | None = None,
     ) -> None:
-        """`chat_template` stands for the card's own; the parsers are names of formats."""
+        """`names`: what requests may call it, the first of them being the card's; none: that.
+
+        `chat_template` stands for the card's own; the parsers are names of formats.
+        """
         self.card = card
+        self.names = names or (card.name,)
+        self._made_of = {
+            "template_bytes_max": template_bytes_max,
+            "names": names,
+            "chat_template": chat_template,
+            "tool_parser": tool_parser,
+            "reasoning_parser": reasoning_parser,
+        }
         self.created = int(time.time())
         self.tokenizer = Tokenizer.from_file(card.tokenizer_path, vocab_size=card.vocab_size)
         # A token stands for so many characters at most, so a longer text cannot fit.
@@ -56,23 +72,42 @@ class Model:
                 output_bytes_max=template_bytes_max,
             )
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """To another process it goes as what it is made of."""
+        return _again, (self.card, self._made_of)
+
     @classmethod
     def told(cls, card: ModelCard, arguments: ModelArguments) -> Model:
         """The model of a card, with what the server's settings say of it. Raises StartError."""
         return cls(
             card,
             template_bytes_max=arguments.template_bytes_max,
+            names=arguments.names,
             chat_template=arguments.chat_template,
             tool_parser=arguments.tool_parser,
             reasoning_parser=arguments.reasoning_parser,
         )
 
     def chat_prompt(self, request: ChatRequest) -> list[int]:
-        """Template and tokenize. Raises InvalidRequest."""
+        """Template and tokenize, unless the request has the tokens. Raises InvalidRequest."""
         return self.chat_tokens(self.chat_text(request), request)
 
+    def chat_tokens(self, text: str, request: ChatRequest) -> list[int]:
+        """The tokens of what a template made, or those of the request. Raises InvalidRequest."""
+        ids = request.prompt_token_ids
+        if ids is None:
+            ids = self._encode(text, param="messages", cut=bool(request.truncate_prompt_tokens))
+            if request.add_special_tokens:
+                ids = self._bos_ids + ids
+        return request.truncated(ids, max_seq_len=self.card.max_seq_len)
+
     def chat_text(self, request: ChatRequest) -> str:
-        """What the template makes of a chat; guards are still in it. Raises InvalidRequest."""
+        """What the template makes of a chat; guards are still in it. Raises InvalidRequest.
+
+        "" where the request has the tokens.
+        """
+        if request.prompt_token_ids is not None:
+            return ""
         if self._template is None:
             raise InvalidRequest(
                 f"'{self.card.name}' has no chat template; use /v1/completions", param="messages"
@@ -80,28 +115,46 @@ class Model:
         # What a user says is text, also where it reads as a control token.
         messages = self.tokenizer.guard(request.messages)
         more: dict[str, Any] = self.tokenizer.guard(request.template_kwargs)
-        return self._template.render(
+        if request.continue_final_message:
+            messages[-1]["content"] = f"{messages[-1]['content']}{_CONTINUED_HERE}"
+        rendered = self._template.render(
             messages,
             add_generation_prompt=request.add_generation_prompt,
             tools=self.tokenizer.guard(request.tools) or None,
             **more,
         )
-
-    def chat_tokens(self, text: str, request: ChatRequest) -> list[int]:
-        """The tokens of what a template made. Raises InvalidRequest."""
-        ids = self._encode(text, param="messages")
-        return self._bos_ids + ids if request.add_special_tokens else ids
+        if not request.continue_final_message:
+            return rendered
+        # The last is ours, whatever the conversation says. What the template puts after a message
+        # goes, and what it would strip at the end of one stays.
+        prompt, found, _ = rendered.rpartition(_CONTINUED_HERE)
+        if not found:
+            raise InvalidRequest(
+                "the model's chat template does not show the message that is to be continued",
+                param="continue_final_message",
+            )
+        return prompt
 
     @property
     def takes_tools(self) -> bool:
         """Whether the chat template tells the model of tools."""
         return self._template is not None and self._template.takes_tools
 
-    def completion_prompt(self, prompt: str | list[int], *, special: bool) -> list[int]:
-        """Tokenize a text, with the tokens that begin one if `special`; ids are as they are."""
+    @property
+    def num_bos(self) -> int:
+        """How many tokens are put before a plain prompt."""
+        return len(self._bos_ids)
+
+    def completion_prompt(
+        self, prompt: str | list[int], *, special: bool, cut: bool = False
+    ) -> list[int]:
+        """Tokenize a text, with the tokens that begin one if `special`; ids are as they are.
+
+        `cut`: it may be longer than the context, since not all of it is kept.
+        """
         if not isinstance(prompt, str):
             return prompt
-        ids = self._encode(prompt, param="prompt")
+        ids = self._encode(prompt, param="prompt", cut=cut)
         return self._bos_ids + ids if special else ids
 
     def parsed_table(self, *, tools: bool) -> TokenTable:
@@ -116,11 +169,15 @@ class Model:
         token_ids = map(self.tokenizer.token_id, shown)
         return self.tokenizer.table.showing([each for each in token_ids if each is not None])
 
-    def _encode(self, text: str, *, param: str) -> list[int]:
-        if len(text) > self._prompt_chars_max:
+    def _encode(self, text: str, *, param: str, cut: bool = False) -> list[int]:
+        if len(text) > self._prompt_chars_max and not cut:
             raise ContextLengthExceeded(
                 f"This model's maximum context length is {self.card.max_seq_len} tokens, and no"
                 f" prompt of {len(text)} characters fits in it.",
                 param=param,
             )
         return self.tokenizer.encode(text, parse_special=True)
+
+
+def _again(card: ModelCard, made_of: dict[str, Any]) -> Model:
+    return Model(card, **made_of)

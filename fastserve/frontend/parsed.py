@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from fastserve.api.responses import Choice, Usage
     from fastserve.api.tools import Part as AnswerPart
     from fastserve.frontend.model import Model
+    from fastserve.frontend.prepare import Prompt
     from fastserve.frontend.streams import Answer
     from fastserve.generation import FinishReason, RequestId
     from fastserve.text.reasoning import Thinking
     from fastserve.text.stream import TextStream
-    from fastserve.text.token_table import TokenTable
     from fastserve.text.tool_calls.formats import ToolFormat
     from fastserve.text.tool_calls.source import Event
 
@@ -40,7 +40,8 @@ class Parsing:
     """How the answers to one request are parsed, and how they are told.
 
     `must_call`: a grammar makes the answer calls, whose function is `name` if it was named.
-    `thinking`: where an answer begins, if thoughts are told from it. `table`: what its tokens are.
+    `thinking`: where an answer begins, if thoughts are told from it. `calls`: it may have calls in
+    the model's own format.
     """
 
     dialect: PartDialect
@@ -52,7 +53,7 @@ class Parsing:
     parallel: bool
     show_thoughts: bool
     continuous_usage: bool
-    table: TokenTable
+    calls: bool
 
     @classmethod
     def of(
@@ -77,7 +78,7 @@ class Parsing:
             parallel=request.parallel_tool_calls,
             show_thoughts=request.include_reasoning,
             continuous_usage=request.continuous_usage,
-            table=model.parsed_table(tools=bool(request.tools) and not must_call),
+            calls=bool(request.tools) and not must_call,
         )
 
     def parser(self) -> AnswerParser:
@@ -274,7 +275,8 @@ class ParsedWholeChoice(WholeChoice):
         *,
         request_id: RequestId,
         text: TextStream,
-        prompt_token_ids: list[int] | None,
+        prompt_token_ids: Sequence[int] | None,
+        prompt: Prompt,
         parsing: Parsing,
     ) -> None:
         super().__init__(
@@ -282,7 +284,7 @@ class ParsedWholeChoice(WholeChoice):
             request_id=request_id,
             text=text,
             prompt_token_ids=prompt_token_ids,
-            echo="",
+            prompt=prompt,
         )
         self._parsing = parsing
 

@@ -38,8 +38,8 @@ _PART = ".part"
 class StoreLimits:
     """Of one acceptor's share; `record_bytes_max` is of one response and its conversation.
 
-    OpenAI keeps responses for 30 days and vLLM for ever; a run directory has less room, as it may
-    be in memory. A predecessor of the acceptor that still drains is not counted.
+    The settings of [responses], which say what they are. A predecessor of the acceptor that still
+    drains is not counted.
     """
 
     records_max: int = 4096
@@ -89,7 +89,8 @@ class ResponseStore:
         One that is too large is not; what it takes the place of is gone.
         """
         assert response_id.startswith(f"resp_{self._lane:02x}"), response_id
-        if len(record) > self._limits.record_bytes_max:
+        limits = self._limits
+        if not limits.records_max or len(record) > min(limits.record_bytes_max, limits.bytes_max):
             return False
         path = self._folder / response_id
         part = path.with_suffix(_PART)

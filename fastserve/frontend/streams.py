@@ -11,48 +11,33 @@ An Answer is one exchange's generations; each of its choices is one request of t
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from fastserve.api import responses
-from fastserve.frontend.engine_words import failure_of, told, visible
+from fastserve.frontend.engine_words import TokenTexts, failure_of, visible
 from fastserve.frontend.observing import Phases
+from fastserve.frontend.refusals import error_response
 from fastserve.generation import Finish, FinishReason
 from fastserve.http1.message import Response
 from fastserve.metrics.catalog import ABORTS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from fastserve.api.dialect import Chunks, Dialect
     from fastserve.api.logprobs import TokenText
     from fastserve.api.requests import ChatRequest, CompletionRequest
     from fastserve.errors import FastserveError
     from fastserve.frontend.model import Model
-    from fastserve.frontend.observing import Observer
+    from fastserve.frontend.prepare import Prompt
+    from fastserve.frontend.registry import Registry
     from fastserve.generation import RequestId, TokenLogprob
     from fastserve.http1.exchange import Exchange
-    from fastserve.metrics.meter import Meter
     from fastserve.text.stream import TextStream
 
 _STOP = Finish(reason=FinishReason.STOP)
 # The ends of an answer; any other is the end of its exchange.
 _ANSWERED = (FinishReason.STOP, FinishReason.LENGTH)
-
-
-class Registry(Protocol):
-    """Who keeps the choices in flight by request id, and speaks to the engine for them."""
-
-    def forget(self, request_id: RequestId) -> None: ...
-
-    def abort(self, request_ids: list[RequestId]) -> None: ...
-
-    def closed(self, answer: Answer) -> None: ...
-
-    @property
-    def meter(self) -> Meter: ...
-
-    @property
-    def observer(self) -> Observer: ...
 
 
 class Answer:
@@ -77,6 +62,7 @@ class Answer:
         "received_s",
         "registry",
         "request",
+        "token_texts",
         "trace",
     )
 
@@ -102,6 +88,11 @@ class Answer:
         self.trace, self.parent_span_id = registry.observer.traces.begin(exchange.head)
         self.created = int(time.time())
         self.completion_id = dialect.answer_id(exchange.request_id)
+        self.token_texts = TokenTexts(
+            model,
+            as_ids=request.return_tokens_as_token_ids,
+            skip_special_tokens=request.skip_special_tokens,
+        )
         self.choices: list[StreamedChoice | WholeChoice] = []
         self.cached_tokens: dict[RequestId, int] = {}
         self.num_open = 0
@@ -206,6 +197,7 @@ class StreamedChoice:
         "_last_s",
         "_observe_gap",
         "_plain",
+        "_prompt",
         "_prompt_token_ids",
         "_render",
         "_text",
@@ -223,8 +215,8 @@ class StreamedChoice:
         request_id: RequestId,
         text: TextStream,
         chunks: Chunks,
-        prompt_token_ids: list[int] | None,
-        echo: str,
+        prompt_token_ids: Sequence[int] | None,
+        prompt: Prompt,
     ) -> None:
         request = answer.request
         self.answer = answer
@@ -235,7 +227,9 @@ class StreamedChoice:
         self._text = text
         self._chunks = chunks
         self._prompt_token_ids = prompt_token_ids
-        self._echo = echo
+        self._prompt = prompt
+        # Where its logprobs are wanted too, they come with the first token (hear_prompt).
+        self._echo = prompt.echo if request.prompt_logprobs is None else ""
         self._last_s = 0.0
         self._observe_gap = answer.registry.observer.observe_gap
         self._render: Callable[[str], bytes] = chunks.text
@@ -250,6 +244,12 @@ class StreamedChoice:
         """Return the events that come before the first token."""
         first = self._chunks.first(prompt_token_ids=self._prompt_token_ids)
         return first + self._event(self._echo) if self._echo else first
+
+    def hear_prompt(self, logprobs: list[TokenLogprob]) -> None:
+        """Take the logprobs of the prompt, before any token: with the echo they wait for a text."""
+        prompt = self._prompt
+        self._held = prompt.echo
+        self._held_logprobs = self.answer.token_texts.of_prompt(prompt, logprobs)
 
     def push(
         self,
@@ -337,7 +337,7 @@ class StreamedChoice:
     def _remember(self, token_ids: list[int], logprobs: list[TokenLogprob] | None) -> None:
         self._held_ids += token_ids
         if logprobs is not None:
-            self._held_logprobs += told(token_ids, logprobs, model=self.answer.model)
+            self._held_logprobs += self.answer.token_texts.of_answer(token_ids, logprobs)
 
 
 class WholeChoice:
@@ -348,6 +348,7 @@ class WholeChoice:
         "_ids",
         "_logprobs",
         "_parts",
+        "_prompt",
         "_prompt_token_ids",
         "_text",
         "answer",
@@ -363,8 +364,8 @@ class WholeChoice:
         *,
         request_id: RequestId,
         text: TextStream,
-        prompt_token_ids: list[int] | None,
-        echo: str,
+        prompt_token_ids: Sequence[int] | None,
+        prompt: Prompt,
     ) -> None:
         self.answer = answer
         self.request_id = request_id
@@ -372,11 +373,16 @@ class WholeChoice:
         self.num_tokens = 0
         self.finish_reason = ""
         self._text = text
-        self._parts = [echo]
+        self._prompt = prompt
+        self._parts = [prompt.echo]
         self._ids: list[int] = []
         self._logprobs: list[TokenText] = []
         self._prompt_token_ids = prompt_token_ids
         self._finish = _STOP
+
+    def hear_prompt(self, logprobs: list[TokenLogprob]) -> None:
+        """Take the logprobs of the prompt, before any token."""
+        self._logprobs = self.answer.token_texts.of_prompt(self._prompt, logprobs)
 
     def push(
         self,
@@ -396,7 +402,7 @@ class WholeChoice:
         if answer.request.return_token_ids:
             self._ids += token_ids
         if logprobs is not None:
-            self._logprobs += told(token_ids, logprobs, model=answer.model)
+            self._logprobs += answer.token_texts.of_answer(token_ids, logprobs)
         if self._text.stopped is not None:
             self._end(_STOP, abort=finish is None)
         elif finish is not None:
@@ -468,10 +474,3 @@ def start_stream(answer: Answer, *, failing: Finish | None) -> None:
     answer.exchange.on_writable = flush
     if preface := b"".join([choice.begin() for choice in streamed]):
         answer.exchange.write(preface)
-
-
-def error_response(error: FastserveError, *, body: bytes | None = None) -> Response:
-    """The whole answer that tells of `error`, in OpenAI's words unless there is a `body`."""
-    retry = error.retry_after_s
-    headers = () if retry is None else ((b"Retry-After", b"%d" % retry),)
-    return Response(error.status, body=body or responses.error_body(error), headers=headers)

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class TextAnswer(NamedTuple):
-    """The body of an answer; `num_unknown` fields of the request were ignored."""
+    """The body of an answer, and the fields of its request that nobody knows."""
 
     body: bytes
-    num_unknown: int
+    unknown_fields: tuple[str, ...]
 
 
 def tokenize(body: bytes, model: Model) -> TextAnswer:
@@ -36,15 +36,15 @@ def tokenize(body: bytes, model: Model) -> TextAnswer:
         strings=raw if request.strings else None,
         pieces=raw if request.pieces else None,
     )
-    return TextAnswer(answer, len(request.unknown_fields))
+    return TextAnswer(answer, request.unknown_fields)
 
 
 def detokenize(body: bytes, model: Model) -> TextAnswer:
     """Answer POST /detokenize. Raises RequestError."""
-    request, num_unknown = parse_detokenize(body, vocab_size=model.card.vocab_size)
+    request, unknown_fields = parse_detokenize(body, vocab_size=model.card.vocab_size)
     check_model(request.model, model)
     text = model.tokenizer.decode(request.tokens, skip_special_tokens=request.skip_special_tokens)
-    return TextAnswer(detokenized(text), num_unknown)
+    return TextAnswer(detokenized(text), unknown_fields)
 
 
 def count_tokens(body: bytes, model: Model) -> TextAnswer:
@@ -52,7 +52,7 @@ def count_tokens(body: bytes, model: Model) -> TextAnswer:
     request = parse_count(body)
     check_model(request.model, model)
     token_ids = model.chat_prompt(request.as_chat())
-    return TextAnswer(token_count(len(token_ids)), len(request.unknown_fields))
+    return TextAnswer(token_count(len(token_ids)), request.unknown_fields)
 
 
 def _token_ids(request: ToTokenize, model: Model) -> list[int]:

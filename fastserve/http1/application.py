@@ -21,5 +21,8 @@ class Application(Protocol):
     def serve(self, exchange: Exchange) -> None:
         """Answer a whole request, now or later, through the exchange. Must not raise or block."""
 
-    def error_body(self, status: int, message: str) -> bytes:
-        """Render, as JSON, a refusal of the layer's own: 400, 408, 413, 414, 417, 431, 5xx."""
+    def error_body(self, status: int, message: str, *, path: str | None) -> bytes:
+        """Render, as JSON, a refusal of the layer's own: 400, 408, 413, 414, 417, 431, 5xx.
+
+        `path`: what was asked for; None where nobody can tell.
+        """

@@ -312,7 +312,8 @@ class Connection(asyncio.Protocol):
             if exchange.started:
                 exchange.cut()
             else:
-                exchange.respond(self._refusal(500, "internal error"))
+                refusal = self._refusal(500, "internal error", path=exchange.head.path)
+                exchange.respond(refusal)
         if self._eof and not exchange.ended:
             self._start_watch()
 
@@ -334,7 +335,8 @@ class Connection(asyncio.Protocol):
     def _refuse(self, error: ProtocolError) -> None:
         """Answer what is no request, or no longer one, and close: no next one can be found."""
         self._close_after_answer = True
-        refusal = self._refusal(error.status, error.message)
+        path = self._head.path if self._state is State.BODY else error.path
+        refusal = self._refusal(error.status, error.message, path=path)
         if self._state is State.BODY:
             self._open_exchange(b"").respond(refusal)
             return
@@ -354,10 +356,10 @@ class Connection(asyncio.Protocol):
         else:
             self._close()
 
-    def _refusal(self, status: int, message: str) -> Response:
+    def _refusal(self, status: int, message: str, *, path: str | None = None) -> Response:
         headers: Fields = ((b"Retry-After", b"1"),) if status == 503 else ()
         try:
-            body = self._app.error_body(status, message)
+            body = self._app.error_body(status, message, path=path)
         except Exception:
             self._logger.exception("application failed to render an error")
             body = b""

@@ -12,12 +12,16 @@ Fields = tuple[tuple[bytes, bytes], ...]
 
 
 class ProtocolError(Exception):
-    """The peer broke HTTP or a limit. `status` is the answer; the connection closes after it."""
+    """The peer broke HTTP or a limit. `status` is the answer; the connection closes after it.
 
-    def __init__(self, status: int, message: str) -> None:
+    `path`: what was asked for, as far as the request could be read.
+    """
+
+    def __init__(self, status: int, message: str, *, path: str | None = None) -> None:
         super().__init__(message)
         self.status = status
         self.message = message
+        self.path = path
 
 
 # A named tuple and not a dataclass: a frozen dataclass of this size costs a microsecond more.

@@ -78,6 +78,14 @@ def parse_request_line(line: bytes) -> RequestLine:
     return _cached_request_line(line) if len(line) <= 256 else _request_line(line)
 
 
+def path_of(head: bytes | bytearray) -> str | None:
+    """The path in the first line of a head that was refused; None if there is no such line."""
+    try:
+        return parse_request_line(bytes(head[: head.find(b"\n") + 1]))[1]
+    except ProtocolError:
+        return None
+
+
 def check_beginning(line: bytes) -> None:
     """Refuse the beginning of a line that can no longer become a request line (400 or 501)."""
     match = _METHOD.match(line)

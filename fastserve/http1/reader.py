@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from fastserve.http1.body import ChunkedBody
 from fastserve.http1.message import ProtocolError, RequestHead
-from fastserve.http1.parser import check_beginning, parse_head, parse_request_line
+from fastserve.http1.parser import check_beginning, parse_head, parse_request_line, path_of
 
 if TYPE_CHECKING:
     from fastserve.http1.limits import Limits
@@ -81,11 +81,15 @@ class RequestReader:
         del buffer[:end]
         self._scanned_bytes = 0
         self._empty_line_seen = self._line_checked = False
-        self._head = parse_head(
-            raw,
-            header_count_max=self._limits.header_count_max,
-            body_bytes_max=self._limits.body_bytes_max,
-        )
+        try:
+            self._head = parse_head(
+                raw,
+                header_count_max=self._limits.header_count_max,
+                body_bytes_max=self._limits.body_bytes_max,
+            )
+        except ProtocolError as error:
+            error.path = path_of(raw)
+            raise
         return self._head
 
     def next_body(self) -> bytes | None:
@@ -172,8 +176,8 @@ class RequestReader:
             parse_request_line(bytes(buffer[:end]))
             self._line_checked = True
         if _BARE_LF.search(buffer, self._scanned_bytes):
-            raise ProtocolError(400, "bare LF in the header section")
+            raise ProtocolError(400, "bare LF in the header section", path=path_of(buffer))
         if len(buffer) > self._limits.header_bytes_max:
-            raise ProtocolError(431, "the header section is too large")
+            raise ProtocolError(431, "the header section is too large", path=path_of(buffer))
         # The empty line that ends a head may have begun in the last three bytes.
         self._scanned_bytes = max(0, len(buffer) - 3)

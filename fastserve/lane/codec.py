@@ -2,7 +2,8 @@
 
 A frame is signed: a version byte, an orjson body, an HMAC-SHA256 tag of both. The tag is checked
 before the body is read, so nothing unsigned is ever decoded. A body is a JSON array whose first
-item names the message, or says that what follows are the bodies of several.
+item names the message, or says that what follows are the bodies of several. Long prompts follow
+it in binary.
 
 JSON has no NaN and no infinities, and orjson would write null: log-probabilities are clamped here.
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import hmac
 import operator
+from array import array
 from typing import TYPE_CHECKING, Any, assert_never
 
 import orjson
@@ -44,8 +46,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 VERSION = b"\x01"
+# The same with prompts in binary behind the body, whose length in four bytes comes before it.
+VERSION_ATTACHED = b"\x02"
 TAG_BYTES = 32
 _BATCH = "batch"
+_SIZE_BYTES = 4
 KEY_BYTES = 32
 
 Message = ToEngine | ToAcceptor
@@ -66,16 +71,21 @@ class Codec:
 
     def encode(self, message: Message) -> bytes:
         """Return the frame of `message`."""
-        return self._sign(_body(message))
+        if isinstance(message, Submit):
+            return self.encode_all([message])
+        return self._sign(VERSION + _dumped(_body(message)))
 
     def encode_all(self, messages: Sequence[Message]) -> bytes:
         """Return one frame of all `messages`, of which there is at least one."""
-        if len(messages) == 1:
-            return self.encode(messages[0])
-        return self._sign([_BATCH, *map(_body, messages)])
+        bodies = list(map(_body, messages))
+        body = _dumped(bodies[0] if len(bodies) == 1 else [_BATCH, *bodies])
+        attached = _attached_of(messages)
+        if not attached:
+            return self._sign(VERSION + body)
+        size = len(body).to_bytes(_SIZE_BYTES, "big")
+        return self._sign(b"".join((VERSION_ATTACHED, size, body, *attached)))
 
-    def _sign(self, body: list[Any]) -> bytes:
-        signed = VERSION + orjson.dumps(body, option=orjson.OPT_NON_STR_KEYS)
+    def _sign(self, signed: bytes) -> bytes:
         return signed + hmac.digest(self._key, signed, "sha256")
 
     def decode(self, frame: bytes) -> Message:
@@ -88,13 +98,27 @@ class Codec:
         signed, tag = frame[:-TAG_BYTES], frame[-TAG_BYTES:]
         if not hmac.compare_digest(hmac.digest(self._key, signed, "sha256"), tag):
             raise BadFrame("the tag is not ours")
-        if signed[:1] != VERSION:
-            raise BadFrame(f"version {signed[:1]!r} is not {VERSION!r}")
         try:
-            body = orjson.loads(signed[1:])
-            return [_message(one) for one in (body[1:] if body[0] == _BATCH else [body])]
+            if signed[:1] == VERSION:
+                body = orjson.loads(signed[1:])
+                return [_message(one) for one in (body[1:] if body[0] == _BATCH else [body])]
+            if signed[:1] == VERSION_ATTACHED:
+                return _messages_attached(memoryview(signed)[1:])
         except (ValueError, TypeError, KeyError, IndexError) as error:
             raise BadFrame(f"a signed body that is no message: {error!r}") from error
+        raise BadFrame(f"version {signed[:1]!r} is none of ours")
+
+
+def _dumped(body: list[Any]) -> bytes:
+    return orjson.dumps(body, option=orjson.OPT_NON_STR_KEYS)
+
+
+def _messages_attached(rest: memoryview) -> list[Message]:
+    end = _SIZE_BYTES + int.from_bytes(rest[:_SIZE_BYTES], "big")
+    body = orjson.loads(rest[_SIZE_BYTES:end])
+    bodies = body[1:] if body[0] == _BATCH else [body]
+    _take_attached(bodies, rest[end:])
+    return list(map(_message, bodies))
 
 
 def _body(message: Message) -> list[Any]:
@@ -107,12 +131,13 @@ def _body(message: Message) -> list[Any]:
                 message.counts,
                 [_finish_row(index, finish) for index, finish in message.finishes.items()],
                 [_logprob_row(index, row) for index, row in message.logprobs.items()],
+                [_logprob_row(index, row) for index, row in message.prompt_logprobs.items()],
             ]
         case Submit():
             return [
                 "submit",
                 message.request_id,
-                message.prompt_token_ids,
+                _prompt_item(message.prompt_token_ids),
                 _sampling_row(message.sampling),
                 message.gather,
                 message.sim,
@@ -134,13 +159,14 @@ def _body(message: Message) -> list[Any]:
 
 def _message(body: list[Any]) -> Message:
     match body:
-        case ["outputs", request_ids, token_ids, counts, finishes, logprobs]:
+        case ["outputs", request_ids, token_ids, counts, finishes, logprobs, prompt_logprobs]:
             return Outputs(
                 request_ids=request_ids,
                 token_ids=token_ids,
                 counts=counts,
                 finishes={row[0]: _finish(row) for row in finishes},
                 logprobs={row[0]: _logprobs(row) for row in logprobs},
+                prompt_logprobs={row[0]: _logprobs(row) for row in prompt_logprobs},
             )
         case ["submit", request_id, prompt_token_ids, sampling, gather, sim, trace_headers]:
             return Submit(
@@ -163,6 +189,35 @@ def _message(body: list[Any]) -> Message:
             return Heartbeat(**fields)
         case _:
             raise ValueError(f"no such message: {body[:1]}")
+
+
+def _prompt_item(token_ids: Sequence[int]) -> list[int] | int:
+    """The ids, or how many bytes they are behind the body."""
+    if isinstance(token_ids, array):
+        return len(token_ids) * token_ids.itemsize
+    return token_ids if isinstance(token_ids, list) else list(token_ids)
+
+
+def _attached_of(messages: Sequence[Message]) -> list[bytes]:
+    """The prompts that go behind a body and not into it: a million numbers take JSON 30 ms."""
+    return [
+        message.prompt_token_ids.tobytes()
+        for message in messages
+        if isinstance(message, Submit) and isinstance(message.prompt_token_ids, array)
+    ]
+
+
+def _take_attached(bodies: list[Any], attached: memoryview) -> None:
+    """Put the prompts that came behind the bodies where their lengths are, in bytes."""
+    at = 0
+    for body in bodies:
+        if body[0] == "submit" and isinstance(body[2], int):
+            end = at + body[2]
+            token_ids = array("I")
+            token_ids.frombytes(attached[at:end])
+            body[2], at = token_ids, end
+    if at != len(attached):
+        raise ValueError("prompts that belong to no request")
 
 
 # A row and not an object: dataclasses.asdict copies deeply, which is half the cost of a Submit.

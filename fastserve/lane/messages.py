@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from fastserve.generation import Finish, ModelCard, RequestId, SamplingParams, TokenLogprob
 
 
@@ -25,7 +27,7 @@ class Submit:
     """
 
     request_id: RequestId
-    prompt_token_ids: list[int]
+    prompt_token_ids: Sequence[int]
     sampling: SamplingParams
     gather: bool = False
     sim: dict[str, Any] | None = None
@@ -76,6 +78,8 @@ class Outputs:
 
     `request_ids[i]` gets the next `counts[i]` of `token_ids` (`counts` None: one each).
     `finishes[i]` is there if that ended it; `logprobs[i]` has one entry per token, if asked for.
+    `prompt_logprobs[i]` comes once, with or before the first token: one entry for each token of the
+    prompt but the first, which nothing comes before.
     """
 
     request_ids: list[int]
@@ -83,6 +87,7 @@ class Outputs:
     counts: list[int] | None = None
     finishes: dict[int, Finish] = field(default_factory=dict)
     logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
+    prompt_logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -54,12 +54,22 @@ FINE: dict[str, list[dict[str, Any]]] = {
         {"messages": [_USER], "max_tokens": 2, "logprobs": True, "top_logprobs": 2, "n": 2},
         {"messages": [_USER], "max_tokens": 2, "tools": [], "response_format": {"type": "text"}},
         {"messages": _CALLS, "max_tokens": 2, "tools": [_TOOL], "tool_choice": "none", "new": 1},
+        {"prompt_token_ids": [1, 2], "max_tokens": 2, "priority": -3},
+        {
+            "messages": [_USER, {"role": "assistant", "content": "So"}], "max_tokens": 2,
+            "continue_final_message": True, "echo": True, "truncate_prompt_tokens": 2,
+            "truncation_side": "right", "return_token_ids": True,
+        },
     ],
     "/v1/completions": [
         {"prompt": "Hi"},
         {"prompt": ["Hi", "Ho"], "stop": ["a", "b"], **(_SAMPLING | {"stop": []})},
         {"prompt": [1, 2, 3], "logprobs": 2, "n": 2, "best_of": 2},
         {"prompt": [[1], [2, 3]], "echo": True, "max_tokens": 0},
+        {
+            "prompt": "Hi", "echo": True, "logprobs": 1, "max_tokens": 0, "priority": 2,
+            "truncate_prompt_tokens": -1, "return_tokens_as_token_ids": True,
+        },
     ],
     "/v1/responses": [
         {"input": "Hi", "max_output_tokens": 2},
@@ -127,6 +137,10 @@ WRONG: dict[str, list[dict[str, Any]]] = {
         {"messages": [_USER], "tools": [_TOOL | {"type": "custom"}]},
         {"messages": [_USER], "tools": [{"type": "function", "function": {"name": "f g"}}]},
         {"messages": [_USER], "include_reasoning": "no"},
+        {"messages": [_USER], "prompt_token_ids": []},
+        {"messages": [_USER], "truncate_prompt_tokens": -2},
+        {"messages": [_USER], "truncation_side": "up"},
+        {"messages": [_USER], "priority": 2**63},
     ],
     "/v1/completions": [
         {},

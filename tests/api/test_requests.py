@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fastserve.api.prompts import PROMPTS_MAX
 from fastserve.api.requests import (
     CHOICES_MAX,
     LOGIT_BIAS_MAX,
-    PROMPTS_MAX,
     STOP_CHARS_MAX,
     STOP_TOKEN_IDS_MAX,
     STOPS_MAX,
@@ -87,6 +87,7 @@ def test_every_sampling_field_arrives() -> None:
         "logit_bias": {"5": -100, "6": 1.5},
         "stop_token_ids": [2, 3],
         "ignore_eos": True,
+        "priority": -5,
     }
     expected = SamplingParams(
         max_tokens=32,
@@ -102,6 +103,7 @@ def test_every_sampling_field_arrives() -> None:
         logit_bias={5: -100.0, 6: 1.5},
         stop_token_ids=(2, 3),
         ignore_eos=True,
+        priority=-5,
     )
     for request in both(**fields):
         assert request.sampling(prompt_tokens=1, max_seq_len=100, choice=0) == expected
@@ -205,6 +207,67 @@ def test_echo_may_ask_for_no_tokens_at_all() -> None:
     assert request.sampling(prompt_tokens=9, max_seq_len=9, choice=0).max_tokens == 0
 
 
+@pytest.mark.parametrize(
+    ("fields", "prompt_logprobs"),
+    [
+        ({"echo": True, "logprobs": 3}, 3),
+        ({"echo": True, "logprobs": 0, "max_tokens": 0}, 0),
+        ({"echo": True}, None),
+        ({"logprobs": 3}, None),
+    ],
+)
+def test_an_echo_has_logprobs_where_the_answer_has(
+    fields: dict[str, Any], prompt_logprobs: int | None
+) -> None:
+    sampling = completion(**fields).sampling(prompt_tokens=9, max_seq_len=99, choice=0)
+    assert sampling.prompt_logprobs == prompt_logprobs
+
+
+def test_a_chat_may_be_token_ids_alone() -> None:
+    request = parse_chat(b'{"prompt_token_ids":[5,6]}')
+    assert (request.prompt_token_ids, request.messages) == ([5, 6], [])
+
+
+@pytest.mark.parametrize(
+    ("fields", "generation_prompt"),
+    [
+        ({}, True),
+        ({"continue_final_message": False}, True),
+        ({"continue_final_message": True}, False),
+        ({"continue_final_message": True, "add_generation_prompt": False}, False),
+    ],
+)
+def test_a_message_that_is_continued_has_no_prompt_after_it(
+    fields: dict[str, Any], *, generation_prompt: bool
+) -> None:
+    assert chat(**fields).add_generation_prompt is generation_prompt
+
+
+@pytest.mark.parametrize(
+    ("fields", "left"),
+    [
+        ({}, [0, 1, 2, 3, 4, 5, 6, 7]),
+        ({"truncate_prompt_tokens": 3}, [5, 6, 7]),
+        ({"truncate_prompt_tokens": 3, "truncation_side": "left"}, [5, 6, 7]),
+        ({"truncate_prompt_tokens": 3, "truncation_side": "right"}, [0, 1, 2]),
+        ({"truncate_prompt_tokens": 8}, [0, 1, 2, 3, 4, 5, 6, 7]),
+        ({"truncate_prompt_tokens": 2**63 - 1}, [0, 1, 2, 3, 4, 5, 6, 7]),
+        ({"truncate_prompt_tokens": -1, "max_tokens": 6}, [4, 5, 6, 7]),
+        ({"truncate_prompt_tokens": -1, "max_tokens": 6, "truncation_side": "right"}, [0, 1, 2, 3]),
+        ({"truncate_prompt_tokens": -1, "max_tokens": 99}, [7]),
+    ],
+)
+def test_what_is_left_of_a_prompt(fields: dict[str, Any], left: list[int]) -> None:
+    for request in both(**fields):
+        assert request.truncated(list(range(8)), max_seq_len=10) == left
+
+
+def test_as_many_as_fit_leaves_the_room_of_an_answer_of_default_length() -> None:
+    ids = list(range(50))
+    assert chat(truncate_prompt_tokens=-1).truncated(ids, max_seq_len=30) == ids[-29:]
+    assert completion(truncate_prompt_tokens=-1).truncated(ids, max_seq_len=30) == ids[-14:]
+
+
 def test_unknown_fields_are_named_and_known_ones_are_not() -> None:
     request = chat(user="u", metadata={"a": "b"}, store=False, frobnicate=1, unknown_fields=["x"])
     assert sorted(request.unknown_fields) == ["frobnicate", "unknown_fields"]
@@ -291,6 +354,13 @@ IN_BOTH: list[tuple[dict[str, Any], str, str]] = [
         "array_above_max_length",
     ),
     ({"ignore_eos": "no"}, "ignore_eos", "invalid_type"),
+    ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "integer_below_min_value"),
+    ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens", "integer_below_min_value"),
+    ({"truncate_prompt_tokens": 1.5}, "truncate_prompt_tokens", "invalid_type"),
+    ({"truncation_side": "up"}, "truncation_side", "invalid_value"),
+    ({"priority": 2**63}, "priority", "integer_above_max_value"),
+    ({"priority": "high"}, "priority", "invalid_type"),
+    ({"return_tokens_as_token_ids": 1}, "return_tokens_as_token_ids", "invalid_type"),
     ({"sim": []}, "sim", "invalid_type"),
     ({"sim": "fast"}, "sim", "invalid_type"),
 ]
@@ -306,13 +376,23 @@ IN_CHAT: list[tuple[dict[str, Any], str, str]] = [
     ({"reasoning_effort": 3}, "reasoning_effort", "invalid_type"),
     ({"add_generation_prompt": "no"}, "add_generation_prompt", "invalid_type"),
     ({"messages": None}, "messages", "missing_required_parameter"),
+    ({"prompt_token_ids": []}, "prompt_token_ids", "invalid_value"),
+    ({"prompt_token_ids": [5, -1]}, "prompt_token_ids[1]", "integer_below_min_value"),
+    ({"prompt_token_ids": [10**30]}, "prompt_token_ids[0]", "invalid_type"),
+    ({"prompt_token_ids": [1], "messages": []}, "messages", "empty_array"),
+    ({"continue_final_message": 1}, "continue_final_message", "invalid_type"),
+    (
+        {"continue_final_message": True, "add_generation_prompt": True},
+        "continue_final_message",
+        "invalid_value",
+    ),
+    ({"echo": "yes"}, "echo", "invalid_type"),
 ]
 
 IN_COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"logprobs": 21}, "logprobs", "integer_above_max_value"),
     ({"logprobs": -1}, "logprobs", "integer_below_min_value"),
     ({"logprobs": True}, "logprobs", "invalid_type"),
-    ({"echo": True, "logprobs": 1}, "logprobs", "unsupported_value"),
     ({"echo": True, "max_tokens": -1}, "max_tokens", "integer_below_min_value"),
     ({"echo": True, "max_tokens": 0, "min_tokens": 1}, "min_tokens", "integer_above_max_value"),
     ({"min_tokens": 17}, "min_tokens", "integer_above_max_value"),

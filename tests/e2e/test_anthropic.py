@@ -185,6 +185,46 @@ def test_a_failure_within_a_stream_is_an_event(client: anthropic.Anthropic) -> N
     assert (body["type"], body["error"]["type"]) == ("error", "api_error")
 
 
+@pytest.mark.parametrize(
+    ("request_", "status", "kind"),
+    [
+        (b"POST /v1/messages HTTP/1.1\r\n\r\n", 401, "authentication_error"),
+        (b"POST /v1/messages/none HTTP/1.1\r\nKEY\r\n", 404, "not_found_error"),
+        (b"PUT /v1/messages HTTP/1.1\r\nKEY\r\n", 405, "invalid_request_error"),
+        (b"POST /v1/messages HTTP/1.1\r\nKEYContent-Length: 99999999999\r\n\r\n", 413,
+         "request_too_large"),
+        (b"POST /v1/messages/count_tokens HTTP/1.1\r\nKEYContent-Type: text/plain\r\n\r\n", 415,
+         "invalid_request_error"),
+        (b"POST /v1/messages HTTP/1.1\r\nKEYExpect: more\r\n\r\n", 417, "invalid_request_error"),
+        (b"POST /v1/messages HTTP/1.1\r\nKEYX: " + b"x" * 70_000, 431, "invalid_request_error"),
+        (b"POST /v1/messages HTTP/1.1\r\nKEYX: " + b"x" * 70_000 + b"\r\n\r\n", 431,
+         "invalid_request_error"),
+        (b"POST /v1/messages HTTP/1.1\r\nKEYTransfer-Encoding: chunked\r\n\r\nno\r\n", 400,
+         "invalid_request_error"),
+        (b"POST /v1/messages HTTP/1.1\r\nKEYContent-Length: 2\r\n\r\n{}", 400,
+         "invalid_request_error"),
+    ],
+)  # fmt: skip
+def test_whoever_refuses_it_does_so_in_the_clients_words(
+    server: Server, request_: bytes, status: int, kind: str
+) -> None:
+    key = b"Host: x\r\nx-api-key: %b\r\n" % KEY.encode()
+    with Wire(server.port) as wire:
+        wire.socket.sendall(
+            request_.replace(b"KEY", key).replace(b"1.1\r\n\r\n", b"1.1\r\nHost: x\r\n\r\n")
+        )
+        body = wire.read_json()
+    assert (wire.status, body["type"], body["error"]["type"]) == (status, "error", kind)
+
+
+def test_a_message_has_its_id_where_the_client_looks(client: anthropic.Anthropic) -> None:
+    message = say(client, tokens("a"), stream=False)
+    assert message._request_id
+    with pytest.raises(anthropic.BadRequestError) as caught:
+        say(client, tokens("a"), stream=False, max_tokens=0)
+    assert caught.value.request_id
+
+
 def test_only_the_right_key_opens(server: Server) -> None:
     with _client(server, "wrong") as stranger, pytest.raises(anthropic.AuthenticationError):
         say(stranger, tokens("a"), stream=False)

@@ -57,3 +57,33 @@ def test_what_was_aborted_is_forgotten() -> None:
     fanout.part(StepOutputs([LANE_0], [1]))
     fanout.forget([LANE_0, 99])
     assert fanout.part(StepOutputs([LANE_0], [2]))[0].token_ids == [2]
+
+
+def test_prompt_logprobs_go_where_the_tokens_go() -> None:
+    fanout = Fanout()
+    fanout.gather(LANE_2)
+    one, two = [TokenLogprob(logprob=-1.0)], [TokenLogprob(logprob=-2.0)]
+    step = StepOutputs([LANE_2, LANE_0, LANE_0 + 1], [1, 2, 3], prompt_logprobs={0: one, 2: two})
+    assert fanout.part(step) == {
+        0: Outputs(request_ids=[LANE_0, LANE_0 + 1], token_ids=[2, 3], prompt_logprobs={1: two})
+    }
+    assert fanout.part(StepOutputs([LANE_0], [4]))[0].prompt_logprobs == {}
+    step = StepOutputs([LANE_0, LANE_2], [5, 6], finishes={1: LENGTH})
+    assert fanout.part(step)[2] == Outputs(
+        request_ids=[LANE_2],
+        token_ids=[1, 6],
+        counts=[2],
+        finishes={0: LENGTH},
+        prompt_logprobs={0: one},
+    )
+    # One lane and nothing gathered is the short way.
+    step = StepOutputs([LANE_0], [7], prompt_logprobs={0: one})
+    assert fanout.part(step)[0].prompt_logprobs == {0: one}
+
+
+def test_prompt_logprobs_of_what_was_aborted_are_forgotten() -> None:
+    fanout = Fanout()
+    fanout.gather(LANE_0)
+    fanout.part(StepOutputs([LANE_0], [1], prompt_logprobs={0: [TokenLogprob(logprob=-1.0)]}))
+    fanout.forget([LANE_0])
+    assert fanout.part(StepOutputs([LANE_0], [2]))[0].prompt_logprobs == {}

@@ -110,6 +110,7 @@ class Answers:
     tokens: dict[int, list[int]] = field(default_factory=dict)
     finishes: dict[int, Finish] = field(default_factory=dict)
     logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
+    prompt_logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
 
     def take(self, outputs: StepOutputs) -> None:
         rest = iter(outputs.token_ids)
@@ -120,6 +121,10 @@ class Answers:
             if index in outputs.finishes:
                 self.finishes[number] = outputs.finishes[index]
             self.logprobs.setdefault(number, []).extend(outputs.logprobs.get(index, []))
+            if index in outputs.prompt_logprobs:
+                assert number not in self.prompt_logprobs, "they come once"
+                assert len(self.tokens[number]) <= 1, "with the first token"
+                self.prompt_logprobs[number] = outputs.prompt_logprobs[index]
         assert next(rest, None) is None, "every token belongs to a request"
 
 
@@ -175,6 +180,86 @@ def test_the_size_of_prefill_chunks_changes_nothing(engine: LlamaCppEngine) -> N
         assert finish_all(chunked).tokens[numbers[1]] == whole
     finally:
         chunked.close()
+
+
+# --- what is told of a prompt
+
+
+def test_a_prompt_is_as_likely_as_if_it_had_been_generated(engine: LlamaCppEngine) -> None:
+    prompt = tokens(engine, "Once upon a time there was a little")
+    generating = submit(engine, prompt, max_tokens=80, ignore_eos=True, logprobs=3)
+    said = finish_all(engine)
+    text = prompt + said.tokens[generating]
+    # In company, and longer than what a step takes of such prompts.
+    others = [submit(engine, p, ignore_eos=True) for p in PROMPTS[:3]]
+    reading = submit(engine, text, max_tokens=1, prompt_logprobs=3)
+    told = finish_all(engine)
+    assert len(told.prompt_logprobs[reading]) == len(text) - 1
+    for entry, original in zip(
+        told.prompt_logprobs[reading][len(prompt) - 1 :], said.logprobs[generating], strict=True
+    ):
+        assert entry.logprob == pytest.approx(original.logprob, abs=1e-3)
+        assert [one for one, _ in entry.top] == [one for one, _ in original.top]
+        assert entry.top[0][1] == pytest.approx(original.top[0][1], abs=1e-3)
+    assert not told.prompt_logprobs.keys() & set(others)
+    assert [told.tokens[one] for one in others] == [
+        generate(engine, p, ignore_eos=True) for p in PROMPTS[:3]
+    ]
+
+
+def test_a_prompt_may_be_told_of_without_an_answer(engine: LlamaCppEngine) -> None:
+    full = ([7, 8, 9] * MAX_SEQ_LEN)[:MAX_SEQ_LEN]
+    alone = submit(engine, full, max_tokens=0, prompt_logprobs=0)
+    shortest = submit(engine, [7], max_tokens=0, prompt_logprobs=0)
+    answers = finish_all(engine)
+    for number, length in ((alone, MAX_SEQ_LEN), (shortest, 1)):
+        assert answers.tokens[number] == []
+        assert answers.finishes[number].reason is FinishReason.LENGTH
+        assert len(answers.prompt_logprobs[number]) == length - 1
+    assert all(entry.top == () for entry in answers.prompt_logprobs[alone])
+
+
+def test_a_prompt_that_was_preempted_is_told_of_once(
+    engine: LlamaCppEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = tokens(engine, " ".join(PROMPTS))
+    expected = submit(engine, text, max_tokens=2, prompt_logprobs=0)
+    whole = finish_all(engine).prompt_logprobs[expected]
+    first = submit(engine, PROMPTS[0], max_tokens=12, ignore_eos=True)
+    second = submit(engine, text, max_tokens=2, prompt_logprobs=0)
+    answers = Answers()
+    answers.take(engine.step(wait))  # a part of the prompt
+    decode, full = llama.Context.decode, [llama.Decoded.FULL]
+    monkeypatch.setattr(
+        llama.Context, "decode", lambda self, batch: full.pop() if full else decode(self, batch)
+    )
+    while engine.has_work():
+        answers.take(engine.step(wait))
+    assert len(answers.tokens[first]) == 12
+    assert [one.logprob for one in answers.prompt_logprobs[second]] == pytest.approx(
+        [one.logprob for one in whole], abs=1e-3
+    )
+
+
+# --- who waits for whom
+
+
+def test_who_waits_is_served_by_priority() -> None:
+    engine = started(max_num_seqs=1)
+    try:
+        submit(engine, PROMPTS[0], max_tokens=2)
+        answers = Answers()
+        answers.take(engine.step(wait))
+        order = {
+            submit(engine, PROMPTS[0], max_tokens=1, priority=priority): priority
+            for priority in (5, 0, -3, 0)
+        }
+        while engine.has_work():
+            answers.take(engine.step(wait))
+        ended = [order[RequestId(n)] for n in answers.finishes if n in order]
+        assert ended == [-3, 0, 0, 5]
+    finally:
+        engine.close()
 
 
 def test_a_decode_step_waits_for_one_chunk_of_prefill_only() -> None:

@@ -350,3 +350,37 @@ def test_a_closed_engine_has_no_work(make: Callable[..., Bench]) -> None:
     bench.step()
     bench.engine.close()
     assert not bench.engine.has_work()
+
+
+def test_a_prompt_is_told_of_with_the_first_token(make: Callable[..., Bench]) -> None:
+    bench = make()
+    request_id = bench.add([1, 2, 3], prompt_logprobs=2, max_tokens=2)
+    first, second = bench.engine.step(bench.pump), bench.engine.step(bench.pump)
+    assert first.request_ids == second.request_ids == [request_id]
+    assert second.prompt_logprobs == {}
+    [told] = first.prompt_logprobs.values()
+    assert [(one.logprob, one.top) for one in told] == [
+        (-1 / 64, ((2, -1 / 64), (FIRST_WORD, -1 / 64 - 1))),
+        (-2 / 64, ((3, -2 / 64), (FIRST_WORD, -2 / 64 - 1))),
+    ]
+
+
+def test_a_prompt_may_be_told_of_alone(make: Callable[..., Bench]) -> None:
+    bench = make()
+    script = {"prompt_logprobs": [[None, []], ["-inf", [[7, -1.5]]]]}
+    request_id = bench.add([1, 2, 3, 4], script=script, prompt_logprobs=1, max_tokens=0)
+    step = bench.engine.step(bench.pump)
+    assert by_request(step)[request_id][0] == []
+    assert step.finishes[0].reason is LENGTH
+    told = step.prompt_logprobs[0]
+    assert math.isnan(told[0].logprob)
+    assert (told[1].logprob, told[1].top) == (-math.inf, ((7, -1.5),))
+    assert told[2].logprob == -3 / 64, "where the script says nothing"
+    assert not bench.engine.has_work()
+
+
+def test_who_waits_is_served_by_priority(make: Callable[..., Bench]) -> None:
+    bench = make(max_batch_size=1)
+    ids = [bench.add(priority=priority, max_tokens=1) for priority in (3, 0, -1, 0)]
+    served = [next(iter(bench.step())) for _ in ids]
+    assert served == [ids[2], ids[1], ids[3], ids[0]]

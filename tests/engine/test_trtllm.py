@@ -411,6 +411,8 @@ def test_a_bias_is_one_number_for_each_logit(model: Path) -> None:
             dataclasses.replace(submit(), prompt_token_ids=[VOCAB_SIZE]), "prompt", id="no token"
         ),
         pytest.param(dataclasses.replace(submit(), sim={}), "sim", id="a script"),
+        pytest.param(submit(prompt_logprobs=0), "logprobs", id="logprobs of a prompt"),
+        pytest.param(submit(priority=-1), "priority", id="out of its turn"),
     ],
 )
 def test_what_cannot_run_never_reaches_the_library(

@@ -32,10 +32,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from fastserve.frontend.preparer import Preparer
     from fastserve.frontend.response_store import ResponseStore
     from fastserve.frontend.tracing import Tracer
     from fastserve.generation import TokenLogprob
     from fastserve.lane.messages import ToEngine
+    from fastserve.text.tokenizer import Tokenizer
 
 WORDS = ("one", "two", "three", "four", "five")
 END, USER = 256 + len(WORDS), 257 + len(WORDS)
@@ -168,6 +170,9 @@ class Stage:
         response_store: ResponseStore | None = None,
         tracer: Tracer | None = None,
         log_prompts: bool = False,
+        refuse_unknown_fields: bool = False,
+        preparer: Preparer | None = None,
+        off_process_bytes_min: int = 1 << 30,
         **arguments: Any,
     ) -> None:
         """`arguments`: of the model, besides its card."""
@@ -193,6 +198,9 @@ class Stage:
             requests_in_flight_max=requests_in_flight_max,
             off_loop_bytes_min=off_loop_bytes_min,
             response_store=response_store,
+            refuse_unknown_fields=refuse_unknown_fields,
+            preparer=preparer,
+            off_process_bytes_min=off_process_bytes_min,
         )
         self.state.model = Model(card, template_bytes_max=1 << 20, **arguments)
         self.beat(ready=True)
@@ -269,3 +277,19 @@ class Stage:
                 logprobs={} if logprobs is None else {0: logprobs},
             )
         )
+
+    def hear_prompt(self, logprobs: list[TokenLogprob], *, request: int = -1) -> None:
+        """What the engine tells of the prompt of one of the requests, before any token."""
+        self.frontend.on_outputs(
+            Outputs(
+                request_ids=[self.submits[request].request_id],
+                token_ids=[],
+                counts=[0],
+                prompt_logprobs={0: logprobs},
+            )
+        )
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        assert self.state.model is not None
+        return self.state.model.tokenizer

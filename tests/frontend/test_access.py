@@ -64,8 +64,8 @@ class App:
     def serve(self, exchange: Exchange) -> None:
         self.served.append(exchange)
 
-    def error_body(self, status: int, message: str) -> bytes:
-        return f"{status} {message}".encode()
+    def error_body(self, status: int, message: str, *, path: str | None) -> bytes:
+        return f"{status} {message} {path}".encode()
 
 
 def fields_of(response: Response | None) -> dict[str, str]:
@@ -300,4 +300,7 @@ def test_a_page_may_read_its_refusal() -> None:
 
 
 def test_refusals_of_the_layer_are_the_applications_to_render() -> None:
-    assert Access(App()).error_body(413, "too large") == b"413 too large"
+    access = Access(App(), root_path="/llm")
+    for path in ("/llm/v1/models", "/v1/models"):
+        assert access.error_body(413, "too large", path=path) == b"413 too large /v1/models"
+    assert access.error_body(431, "too large", path=None) == b"431 too large None"

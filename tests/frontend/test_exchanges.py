@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import orjson
 import pytest
 
 from fastserve.generation import SamplingParams
@@ -293,6 +294,7 @@ MESSAGES_PATHS = pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/
         ("another type", 415, "invalid_request_error"),
         ("another method", 405, "invalid_request_error"),
         ("another model", 404, "not_found_error"),
+        ("no route", 404, "not_found_error"),
         ("starting", 503, "overloaded_error"),
     ],
 )
@@ -308,6 +310,8 @@ def test_a_refusal_is_in_the_words_of_the_route(
         stage.state.model = None
     if state == "another method":
         asked = stage.request("GET", path)
+    elif state == "no route":
+        asked = stage.ask(f"{path}/batches", **fields)
     elif state == "another type":
         asked = stage.request("POST", path, headers=["Content-Type: text/plain"])
     elif state == "a bad body":
@@ -316,6 +320,86 @@ def test_a_refusal_is_in_the_words_of_the_route(
         asked = stage.ask(path, **fields)
     assert asked.status == status
     assert (asked.json()["type"], asked.json()["error"]["type"]) == ("error", kind)
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (400, "invalid_request_error"),
+        (408, "timeout_error"),
+        (413, "request_too_large"),
+        (431, "invalid_request_error"),
+        (500, "api_error"),
+        (503, "overloaded_error"),
+    ],
+)
+def test_a_refusal_of_http_is_in_the_words_of_its_path(
+    stage: Stage, status: int, kind: str
+) -> None:
+    told = orjson.loads(stage.frontend.error_body(status, "no", path="/v1/messages"))
+    assert told == {"type": "error", "error": {"type": kind, "message": "no"}}
+    for path in ("/v1/messages2", "/v1/chat/completions", None):
+        told = orjson.loads(stage.frontend.error_body(status, "no", path=path))
+        assert told["error"]["message"] == "no"
+        assert "type" not in told
+
+
+def test_who_asks_for_a_message_learns_its_id(stage: Stage) -> None:
+    asked = stage.ask("/v1/messages", messages=[], max_tokens=1)
+    assert asked.status == 400
+    assert asked.header("request-id") == asked.header("x-request-id") == asked.exchange.request_id
+    assert stage.ask("/v1/completions", prompt="").header("request-id") is None
+
+
+# ---- names of the model, and fields that nobody knows
+
+
+def test_a_model_answers_to_each_of_its_names(card: ModelCard) -> None:
+    stage = Stage(card, names=(card.name, "also"))
+    for name in (None, card.name, "also"):
+        asked = stage.ask(model=name)
+        stage.say(b"x", LENGTH)
+        assert asked.json()["model"] == card.name
+    assert stage.ask(model="other").status == 404
+    listed = stage.request("GET", "/v1/models").json()["data"]
+    assert [model["id"] for model in listed] == [card.name, "also"]
+    for model in listed:
+        assert stage.request("GET", f"/v1/models/{model['id']}").json() == model
+    assert stage.request("GET", "/v1/models/other").status == 404
+
+
+FIELDS_OF_ROUTES: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/completions", {"prompt": "a"}),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+    ("/v1/responses", {"input": "a", "store": False}),
+    ("/v1/messages", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}),
+    ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "a"}]}),
+    ("/tokenize", {"prompt": "a"}),
+    ("/detokenize", {"tokens": [1]}),
+]
+
+
+@pytest.mark.parametrize(("path", "fields"), FIELDS_OF_ROUTES)
+def test_a_field_that_nobody_knows_is_counted_and_may_be_refused(
+    card: ModelCard, path: str, fields: dict[str, Any]
+) -> None:
+    lenient, strict = Stage(card), Stage(card, refuse_unknown_fields=True)
+    refused = strict.ask(path, **fields, frobnicate=1, wibble="x")
+    assert refused.status == 400
+    assert "Nobody knows 'frobnicate', 'wibble' here." in refused.json()["error"]["message"]
+    assert strict.inbox == []
+    lenient.ask(path, **fields, frobnicate=1, wibble="x")
+    strict.ask(path, **fields)
+    for stage in (lenient, strict):
+        assert b"fastserve_request_unknown_fields_total 2.0" in metrics_of(stage)
+    generates = path.startswith("/v1") and not path.endswith("count_tokens")
+    assert len(lenient.submits) == len(strict.submits) == generates
+
+
+def metrics_of(stage: Stage) -> bytes:
+    asked = stage.request("GET", "/metrics")
+    stage.run_call()
+    return asked.sent
 
 
 def test_a_message_is_a_chat_with_the_room_there_is(stage: Stage) -> None:
@@ -354,5 +438,6 @@ def test_the_document_has_every_route_and_no_other(stage: Stage) -> None:
 
 
 def test_every_route_is_counted_by_its_name(stage: Stage) -> None:
-    # The page at / is served only where a setting asks for it.
-    assert {route.path for route in stage.frontend.routes} | {"/"} == set(ENDPOINTS) - {"other"}
+    by_choice = {"/"}
+    told = {route.path for route in stage.frontend.routes}
+    assert told == set(ENDPOINTS) - {"other"} - by_choice

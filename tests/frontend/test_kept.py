@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 import pytest
+from openai.types.responses import ResponseItemList
 
 from fastserve.frontend.response_store import ResponseStore, new_response_id
 from tests.frontend.stage import LENGTH, STOP, USER, Stage
@@ -145,3 +146,53 @@ def test_a_slow_reader_gets_what_was_held_as_one_delta_and_no_gap(kept: Stage) -
     assert [event["delta"] for event in events if "delta" in event] == ["a", "bc", "d"]
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     assert events[-1]["response"]["output"][0]["content"][0]["text"] == "abcd"
+
+
+# ---- what a response was asked with
+
+
+def test_the_input_of_a_response_is_told_item_by_item(kept: Stage) -> None:
+    first = answered(kept, b"yo", input="hi", instructions="A")
+    again = answered(kept, b"ok", input="so", previous_response_id=first["id"])
+    path = f"/v1/responses/{again['id']}/input_items"
+    page = ResponseItemList.model_validate(kept.request("GET", f"{path}?order=asc").json())
+    told = [
+        (item["role"], item["content"][0]["type"], item["content"][0]["text"])
+        for item in page.model_dump()["data"]
+    ]
+    assert told == [
+        ("user", "input_text", "hi"), ("assistant", "output_text", "yo"),
+        ("user", "input_text", "so"),
+    ]  # fmt: skip
+    ids = [item.id for item in page.data]
+    assert (page.first_id, page.last_id, page.has_more) == (ids[0], ids[-1], False)
+    backwards = kept.request("GET", path).json()
+    assert [item["id"] for item in backwards["data"]] == ids[::-1]
+    part = kept.request("GET", f"{path}?order=asc&limit=1&after={ids[0]}").json()
+    assert ([item["id"] for item in part["data"]], part["has_more"]) == ([ids[1]], True)
+    end = kept.request("GET", f"{path}?order=asc&after={ids[-1]}").json()
+    assert (end["data"], end["first_id"], end["has_more"]) == ([], None, False)
+
+
+@pytest.mark.parametrize(
+    ("query", "param"),
+    [
+        ("limit=0", "limit"), ("limit=101", "limit"), ("limit=-1", "limit"), ("limit=x", "limit"),
+        ("limit=" + "9" * 5000, "limit"), ("order=up", "order"), ("after=msg_1", "after"),
+    ],
+)  # fmt: skip
+def test_a_page_that_is_none_is_refused(kept: Stage, query: str, param: str) -> None:
+    response = answered(kept, b"yo", input="hi")
+    asked = kept.request("GET", f"/v1/responses/{response['id']}/input_items?{query}")
+    assert (asked.status, asked.json()["error"]["param"]) == (400, param)
+
+
+def test_nothing_is_cancelled_since_nothing_runs_in_the_background(kept: Stage) -> None:
+    response = answered(kept, b"yo", input="hi")
+    asked = kept.ask(f"/v1/responses/{response['id']}/cancel")
+    assert (asked.status, asked.json()["error"]["type"]) == (400, "invalid_request_error")
+    for path in ("cancel", "input_items"):
+        method = "POST" if path == "cancel" else "GET"
+        unknown = kept.request(method, f"/v1/responses/{new_response_id()}/{path}")
+        assert (unknown.status, unknown.json()["error"]["code"]) == (404, "not_found")
+    assert kept.request("GET", f"/v1/responses/{response['id']}/cancel").status == 405

@@ -125,3 +125,98 @@ def test_a_model_without_a_template_cannot_chat(card: ModelCard) -> None:
     mute = Model(replace(card, chat_template=None), template_bytes_max=1000)
     with pytest.raises(InvalidRequest, match="no chat template"):
         chat(mute, "hi")
+
+
+# ---- prompts that are cut, continued, or there already
+
+
+@pytest.mark.parametrize(
+    ("fields", "ids"),
+    [
+        ({"prompt": "abcd", "truncate_prompt_tokens": 2}, [*b"cd"]),
+        ({"prompt": "abcd", "truncate_prompt_tokens": 2, "truncation_side": "right"}, [*b"ab"]),
+        ({"prompt": [1, 2, 3], "truncate_prompt_tokens": 1}, [3]),
+        # Far longer than the context, in tokens and in characters.
+        ({"prompt": "x" * 99_999 + "yz", "truncate_prompt_tokens": 3}, [*b"xyz"]),
+        ({"prompt": "y" * 99_999, "truncate_prompt_tokens": -1, "max_tokens": 60}, [*b"yyyy"]),
+    ],
+)
+def test_a_prompt_is_cut_to_its_last_tokens(
+    model: Model, fields: dict[str, Any], ids: list[int]
+) -> None:
+    prepared = completion(model, **fields)
+    assert [prompt.token_ids for prompt, _ in prepared.choices()] == [ids]
+
+
+def test_the_prompt_of_a_chat_is_cut_after_it_was_templated(model: Model) -> None:
+    [prompt] = chat(model, "x" * 900, "hi", truncate_prompt_tokens=5).prompts
+    assert prompt.token_ids == [*b"xx", USER, *b"hi"]
+
+
+def test_a_prompt_that_was_cut_is_echoed_as_it_is_then(model: Model) -> None:
+    [prompt] = completion(model, prompt="abcd", echo=True, truncate_prompt_tokens=2).prompts
+    assert prompt.echo == "cd"
+
+
+def test_token_ids_are_a_chat_of_their_own(model: Model) -> None:
+    [prompt] = prepare_chat(b'{"prompt_token_ids":[5,6]}', model).prompts
+    assert prompt.token_ids == [5, 6]
+    [prompt] = chat(model, "hi", prompt_token_ids=[7], add_special_tokens=True).prompts
+    assert prompt.token_ids == [7]
+    with pytest.raises(InvalidRequest) as caught:
+        chat(model, "hi", prompt_token_ids=[VOCAB_SIZE])
+    assert caught.value.param == "prompt_token_ids"
+
+
+ENDED_TURNS = (
+    "{% for m in messages %}<|user|>{{ m.content | trim }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|user|>{% endif %}"
+)
+
+
+def continued(card: ModelCard, *contents: str, template: str = ENDED_TURNS) -> list[int]:
+    model = Model(replace(card, chat_template=template), template_bytes_max=1000)
+    [prompt] = chat(model, *contents, continue_final_message=True).prompts
+    return list(prompt.token_ids)
+
+
+@pytest.mark.parametrize(
+    ("last", "ids"),
+    [
+        pytest.param("so ", [*b"so "], id="a space at its end is kept"),
+        pytest.param(" so", [*b"so"], id="what the template does at its beginning is done"),
+        pytest.param("", [], id="nothing"),
+        pytest.param("a<|end|>", [*b"a<|end|>"], id="what reads as a control token is text"),
+        pytest.param("a<|en", [*b"a<|en"], id="what reads as the beginning of one is text"),
+        pytest.param(
+            "x fastserveContinuesHere y", [*b"x fastserveContinuesHere y"], id="our own mark"
+        ),
+    ],
+)
+def test_a_message_that_is_continued_ends_the_prompt(
+    card: ModelCard, last: str, ids: list[int]
+) -> None:
+    assert continued(card, "hi", last) == [USER, *b"hi", END, USER, *ids]
+
+
+def test_a_message_that_the_template_leaves_out_cannot_be_continued(card: ModelCard) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        continued(card, "hi", template="<|user|>{{ messages | length }}")
+    assert caught.value.param == "continue_final_message"
+
+
+@pytest.mark.parametrize(
+    ("role", "fields", "echo"),
+    [
+        ("assistant", {"echo": True}, "so"),
+        ("assistant", {"echo": True, "continue_final_message": True}, "so"),
+        ("assistant", {}, ""),
+        ("user", {"echo": True}, ""),
+    ],
+)
+def test_an_echo_in_a_chat_is_of_the_assistants_last_message(
+    model: Model, role: str, fields: dict[str, Any], echo: str
+) -> None:
+    messages = [{"role": "user", "content": "hi"}, {"role": role, "content": "so"}]
+    prepared = prepare_chat(orjson.dumps({"messages": messages} | fields), model)
+    assert prepared.prompts[0].echo == echo

@@ -120,3 +120,15 @@ def test_a_folder_that_takes_nothing_costs_no_answer(tmp_path: Path, clock: Cloc
     store = store_in(tmp_path, clock)
     (tmp_path / "responses").rmdir()
     assert not store.put(store.new_id(), b"record")
+
+
+def test_a_store_without_room_keeps_nothing(tmp_path: Path) -> None:
+    for limits in (
+        StoreLimits(records_max=0),
+        StoreLimits(bytes_max=3),
+        StoreLimits(record_bytes_max=3),
+    ):
+        store = ResponseStore(tmp_path, lane=1, limits=limits)
+        response_id = store.new_id()
+        assert store.put(response_id, b"four") is False
+        assert store.get(response_id) is None

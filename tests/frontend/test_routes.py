@@ -21,6 +21,7 @@ ROUTES = Routes(
     Route(path="/things", handlers={"GET": serve, "POST": serve}),
     Route(path="/things/{thing}", handlers={"DELETE": serve}),
     Route(path="/things/all", handlers={"GET": serve}),
+    Route(path="/things/{thing}/part", handlers={"GET": serve}),
 )
 
 
@@ -31,6 +32,10 @@ ROUTES = Routes(
         ("/things/1", "/things/{thing}"),
         ("/things/a/b", "/things/{thing}"),
         ("/things/all", "/things/all"),
+        ("/things/1/part", "/things/{thing}/part"),
+        ("/things/a/b/part", "/things/{thing}/part"),
+        ("/things/part", "/things/{thing}"),
+        ("/things//part", "/things/{thing}"),
         ("/things/", None),
         ("/thing", None),
         ("/thingsandmore", None),
@@ -45,6 +50,7 @@ def test_a_path_has_one_route_or_none(path: str, found: str | None) -> None:
 def test_head_comes_with_get() -> None:
     assert [route.methods for route in ROUTES.all] == [
         ("OPTIONS", "GET", "POST", "HEAD"), ("OPTIONS", "DELETE"), ("OPTIONS", "GET", "HEAD"),
+        ("OPTIONS", "GET", "HEAD"),
     ]  # fmt: skip
     assert ROUTES.all[0].handler("HEAD") is serve
 
@@ -55,3 +61,8 @@ def test_head_comes_with_get() -> None:
 def test_the_parameter_is_percent_decoded(path: str, value: str) -> None:
     asked = Asked(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode(), b"")
     assert parameter(asked.exchange, "/things/{thing}") == value
+
+
+def test_a_parameter_ends_where_the_path_goes_on() -> None:
+    asked = Asked(b"GET /things/a%20b/part HTTP/1.1\r\nHost: x\r\n\r\n", b"")
+    assert parameter(asked.exchange, "/things/{thing}/part") == "a b"

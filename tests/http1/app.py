@@ -60,7 +60,7 @@ class App:
         else:
             complete(exchange)
 
-    def error_body(self, status: int, message: str) -> bytes:
+    def error_body(self, status: int, message: str, *, path: str | None) -> bytes:
         return error(status, message).body
 
 

@@ -197,7 +197,7 @@ class App:
             case _:
                 exchange.respond(Response(200, body=exchange.body or b"now"))
 
-    def error_body(self, status: int, message: str) -> bytes:
+    def error_body(self, status: int, message: str, *, path: str | None) -> bytes:
         return b'{"error":{"message":"%b"}}' % message.encode()
 
     def _on_disconnect(self) -> None:

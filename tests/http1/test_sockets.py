@@ -50,7 +50,7 @@ class App:
         exchange.on_disconnect = partial(self.gone.put_nowait, exchange)
         self.served.put_nowait(exchange)
 
-    def error_body(self, status: int, message: str) -> bytes:
+    def error_body(self, status: int, message: str, *, path: str | None) -> bytes:
         return b"{}"
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hmac
 import math
+from array import array
 
 import pytest
 from hypothesis import given
@@ -19,7 +21,7 @@ from fastserve.generation import (
     SamplingParams,
     TokenLogprob,
 )
-from fastserve.lane.codec import BadFrame, Codec, Message
+from fastserve.lane.codec import VERSION_ATTACHED, BadFrame, Codec, Message
 from fastserve.lane.messages import (
     Abort,
     Attach,
@@ -72,6 +74,7 @@ MESSAGES: list[Message] = [
         counts=[2, 1],
         finishes={1: Finish(reason=FinishReason.STOP, stop_token_id=12)},
         logprobs={0: [TokenLogprob(logprob=-0.5, top=((10, -0.5), (4, -1.0)))] * 2},
+        prompt_logprobs={1: [TokenLogprob(logprob=-2.5, top=((3, -0.5),))]},
     ),
     Outputs(
         request_ids=[3],
@@ -123,6 +126,41 @@ def test_any_changed_byte_is_noticed() -> None:
         changed[at] ^= 1
         with pytest.raises(BadFrame):
             codec.decode(bytes(changed))
+
+
+def test_many_token_ids_go_behind_the_body_in_four_bytes_each() -> None:
+    codec = Codec(KEY)
+    prompts = [array("I", [0, 7, 2**32 - 1] * 5000), [1, 2], array("I"), array("I", [9])]
+    submits = [
+        Submit(
+            request_id=RequestId(number),
+            prompt_token_ids=prompt,
+            sampling=SamplingParams(max_tokens=1),
+        )
+        for number, prompt in enumerate(prompts)
+    ]
+    frame = codec.encode_all([submits[0], Abort([RequestId(5)]), *submits[1:]])
+    assert len(frame) < 4 * len(prompts[0]) + 1000
+    assert codec.decode_all(frame) == [submits[0], Abort([RequestId(5)]), *submits[1:]]
+    assert codec.decode(codec.encode(submits[0])) == submits[0]
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        b"",
+        b"\x00\x00\x00\x02[]",
+        b"\x00\x00\x00\xff[]",
+        b'\x00\x00\x00\x0b["abort",[]]',
+        b'\x00\x00\x00\x0b["abort",[]]\x01\x02\x03\x04',
+        b'\x00\x00\x00\x0e["submit",1,8]\x01\x02\x03\x04',
+        b'\x00\x00\x00\x0e["submit",1,3]\x01\x02\x03',
+    ],
+)
+def test_what_does_not_belong_behind_a_body_is_a_bad_frame(rest: bytes) -> None:
+    signed = VERSION_ATTACHED + rest
+    with pytest.raises(BadFrame):
+        Codec(KEY).decode(signed + hmac.digest(KEY, signed, "sha256"))
 
 
 def test_another_key_is_not_ours() -> None:

@@ -25,7 +25,7 @@ from fastserve.engine.offload import Offload
 from fastserve.engine.pace import PrefillPace
 from fastserve.engine.reuse import Reuse
 from fastserve.engine.sampler import Sampler, token_logprob
-from fastserve.engine.schedule import Request, Schedule, slot_of
+from fastserve.engine.schedule import PROMPT_LOGPROBS_ROWS_MAX, Request, Schedule, slot_of
 from fastserve.errors import ConfigError, GenerationFailed, StartError
 from fastserve.generation import Finish, FinishReason
 from fastserve.log import get_logger
@@ -239,6 +239,7 @@ class _Runner:
             num_sequences=num_seqs,
             sequence_tokens_max=card.max_seq_len,
             batch_rows_max=batch_rows_max,
+            logits_rows_max=min(num_seqs + PROMPT_LOGPROBS_ROWS_MAX, batch_rows_max),
             threads=threads,
         )
         self._reuse = Reuse(
@@ -276,6 +277,7 @@ class _Runner:
                 num_prompt=len(submit.prompt_token_ids),
                 sampling=params,
                 added_s=time.monotonic(),
+                reuses=params.prompt_logprobs is None,
                 sampler=Sampler(
                     params,
                     vocab_size=self._vocab_size,
@@ -354,11 +356,14 @@ class _Runner:
             request = chunk.request
             slot = slot_of(request)
             start = request.num_computed
+            if start == 0 and request.needs_prompt_logprobs:
+                request.prompt_logprobs.clear()  # it was preempted, and begins anew
             self._batch.add(
                 request.token_ids[start : start + chunk.count],
                 position=start,
                 sequence=slot,
                 logits=chunk.is_last,
+                first_logits=chunk.num_prompt_rows,
             )
 
     def _roll_back(self, chunks: Iterable[Chunk]) -> None:
@@ -373,12 +378,11 @@ class _Runner:
 
     def _sample(self, chunks: list[Chunk]) -> StepOutputs:
         outputs = StepOutputs()
-        rows = [chunk.request for chunk in chunks if chunk.is_last]
+        rows, logits = self._rows_to_sample(chunks)
         for chunk in chunks:
             chunk.request.num_computed += chunk.count
-        if not rows:
+        if logits is None or not rows:
             return outputs
-        logits = self._context.logits(len(rows))
         best = logits.argmax(axis=1).tolist()
         for row, request in enumerate(rows):
             # One that was aborted meanwhile has no slot any more.
@@ -386,11 +390,40 @@ class _Runner:
                 self._advance(request, logits[row], best=best[row], outputs=outputs)
         return outputs
 
+    def _rows_to_sample(self, chunks: list[Chunk]) -> tuple[list[Request], Floats | None]:
+        """The requests whose next token can be chosen, and their rows of logits."""
+        if any(chunk.num_prompt_rows for chunk in chunks):
+            return self._part_prompt_rows(chunks)
+        rows = [chunk.request for chunk in chunks if chunk.is_last]
+        return rows, self._context.logits(len(rows)) if rows else None
+
+    def _part_prompt_rows(self, chunks: list[Chunk]) -> tuple[list[Request], Floats]:
+        """Keep what the rows of prompt tokens tell; return the others, as `_rows_to_sample`."""
+        of_prompts: list[tuple[Request, slice]] = []
+        choosing: dict[Request, int] = {}
+        num_rows = 0
+        for chunk in chunks:
+            num_prompt_rows = chunk.num_prompt_rows
+            of_prompts.append((chunk.request, slice(num_rows, num_rows + num_prompt_rows)))
+            num_rows += num_prompt_rows
+            if chunk.is_last:
+                choosing[chunk.request] = num_rows
+                num_rows += 1
+        logits = self._context.logits(num_rows)
+        for request, rows in of_prompts:
+            _remember_prompt(request, logits[rows])
+        return list(choosing), logits[list(choosing.values())]
+
     def _advance(
         self, request: Request, logits: Floats, *, best: int, outputs: StepOutputs
     ) -> None:
         """Add the request's next token to `outputs`, and its end if this is the last."""
         params = request.sampling
+        if params.prompt_logprobs is not None and not request.num_answered:
+            outputs.prompt_logprobs[len(outputs.request_ids)] = request.prompt_logprobs
+            if not params.max_tokens:
+                self._end(request, Finish(reason=FinishReason.LENGTH), outputs=outputs)
+                return
         try:
             token_id = request.sampler.sample(logits, best=best)
             if params.logprobs is not None:
@@ -441,10 +474,13 @@ class _Runner:
         return outputs
 
     def _fail(self, request: Request, error: str, *, outputs: StepOutputs) -> None:
+        self._end(request, Finish(reason=FinishReason.ERROR, error=error), outputs=outputs)
+
+    def _end(self, request: Request, finish: Finish, *, outputs: StepOutputs) -> None:
         """End one request without a token, which takes a column of counts."""
         if outputs.counts is None:
             outputs.counts = [1] * len(outputs.request_ids)
-        outputs.finishes[len(outputs.request_ids)] = Finish(reason=FinishReason.ERROR, error=error)
+        outputs.finishes[len(outputs.request_ids)] = finish
         outputs.request_ids.append(request.request_id)
         outputs.counts.append(0)
         self._schedule.remove(request.request_id)
@@ -467,3 +503,12 @@ class _Runner:
             return False
         self._context.close()
         return True
+
+
+def _remember_prompt(request: Request, logits: Floats) -> None:
+    """Keep the logprobs of the next tokens of a prompt, of which these rows tell."""
+    num_top = request.sampling.prompt_logprobs or 0
+    for row in logits:
+        token_id = request.token_ids[len(request.prompt_logprobs) + 1]
+        best = int(row.argmax())
+        request.prompt_logprobs.append(token_logprob(row, token_id, best=best, num_top=num_top))

@@ -17,7 +17,6 @@ import signal
 import time
 import zlib
 from array import array
-from collections import deque
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -25,6 +24,7 @@ import msgspec
 
 from fastserve.engine.checks import check_request
 from fastserve.engine.interface import EngineStats, StepOutputs
+from fastserve.engine.waiting import WaitingQueue
 from fastserve.errors import InvalidRequest, StartError
 from fastserve.generation import Finish, FinishReason, TokenLogprob
 from fastserve.text.tokenizer import Tokenizer
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from fastserve.engine.interface import Pump
-    from fastserve.generation import ModelCard, RequestId
+    from fastserve.generation import ModelCard, RequestId, SamplingParams
     from fastserve.lane.messages import Submit
 
 # A step does no more prefill than fits beside its decode: this long, if the step itself is shorter.
@@ -53,13 +53,15 @@ class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """A request's field `sim`. Steps count this request's decode steps, from 0.
 
     `token_ids` are emitted one a step, then the request ends with "stop"; without them it emits
-    words. `logprobs` stand beside them as [logprob, [[id, logprob], ...]]. `delay_ms` passes before
-    the first. At its step, `fail_at` ends the request with an error, `hang_at` never ends the step
-    (the engine stands still), and `die_at` ends the process by `die_by`.
+    words. `logprobs` stand beside them as [logprob, [[id, logprob], ...]], and `prompt_logprobs`
+    beside the prompt's tokens from the second on. `delay_ms` passes before the first. At its step,
+    `fail_at` ends the request with an error, `hang_at` never ends the step (the engine stands
+    still), and `die_at` ends the process by `die_by`.
     """
 
     token_ids: list[TokenId] | None = None
     logprobs: list[tuple[Logprob, list[tuple[TokenId, Logprob]]]] | None = None
+    prompt_logprobs: list[tuple[Logprob, list[tuple[TokenId, Logprob]]]] | None = None
     delay_ms: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     fail_at: Step | None = None
     hang_at: Step | None = None
@@ -79,7 +81,7 @@ class _Request:
         self.id = submit.request_id
         self.submit = submit
         self.script = script
-        prompt = array("Q", submit.prompt_token_ids).tobytes()
+        prompt = array("I", submit.prompt_token_ids).tobytes()
         self.cursor = zlib.crc32(prompt, submit.sampling.seed or 0)
         self.left = self.max_tokens = max_tokens
         self.prefill_left = len(submit.prompt_token_ids)
@@ -108,7 +110,7 @@ class SimEngine:
         self._max_batch_size = max_batch_size
         self._card: ModelCard | None = None
         self._words: list[int] = []
-        self._waiting: deque[_Request] = deque()
+        self._waiting: WaitingQueue[_Request] = WaitingQueue()
         self._running: dict[int, _Request] = {}
         self._next_step_s = 0.0
 
@@ -127,16 +129,18 @@ class SimEngine:
         script = None
         if request.sim is not None:
             script = self._read_script(request.sim)
-        elif request.sampling.logprobs is not None or request.sampling.stop_token_ids:
+        elif _needs_care(request.sampling):
             script = Script()  # an empty one: the careful way, which the hot path has no time for
-        self._waiting.append(_Request(request, script, max_tokens=max_tokens))
+        self._waiting.add(
+            request.request_id,
+            _Request(request, script, max_tokens=max_tokens),
+            priority=request.sampling.priority,
+        )
 
     def abort(self, request_ids: Collection[RequestId]) -> None:
         for request_id in request_ids:
             self._running.pop(request_id, None)
-        if self._waiting:
-            gone = set(request_ids)
-            self._waiting = deque(r for r in self._waiting if r.id not in gone)
+            self._waiting.remove(request_id)
 
     def has_work(self) -> bool:
         return bool(self._running or self._waiting)
@@ -163,7 +167,8 @@ class SimEngine:
         except msgspec.ValidationError as error:
             raise InvalidRequest(f"sim: {error}", param="sim") from error
         assert self._card is not None
-        told = [token for _, top in script.logprobs or () for token, _ in top]
+        rows = (script.logprobs or []) + (script.prompt_logprobs or [])
+        told = [token for _, top in rows for token, _ in top]
         last = max(told + (script.token_ids or []), default=0)
         if last >= self._card.vocab_size:
             raise InvalidRequest(
@@ -174,7 +179,7 @@ class SimEngine:
 
     def _admit(self) -> None:
         while self._waiting and len(self._running) < self._max_batch_size:
-            request = self._waiting.popleft()
+            request = self._waiting.pop()
             request.queue_time_s = time.monotonic() - request.added_s
             self._running[request.id] = request
 
@@ -239,6 +244,9 @@ class SimEngine:
         tokens: list[int] = []
         if script.fail_at == at:
             finish = Finish(reason=FinishReason.ERROR, error=f"scripted to fail at step {at}")
+        elif not request.left:
+            # Nothing was asked for but the logprobs of the prompt.
+            finish = Finish(reason=_LENGTH)
         elif script.token_ids is None:
             tokens = [self._word(request)]
         elif at < len(script.token_ids):
@@ -285,6 +293,8 @@ class SimEngine:
             step.counts.append(len(tokens))
         if request.submit.sampling.logprobs is not None and tokens:
             step.logprobs[index] = [self._logprob(request, tokens[0])]
+        if request.submit.sampling.prompt_logprobs is not None and request.done == 1:
+            step.prompt_logprobs[index] = self._prompt_logprobs(request)
         if finish is not None:
             step.finishes[index] = dataclasses.replace(finish, queue_time_s=request.queue_time_s)
             del self._running[request.id]
@@ -295,17 +305,27 @@ class SimEngine:
         script, at = request.script, request.done - 1
         asked = request.submit.sampling.logprobs or 0
         if script is not None and script.logprobs is not None and at < len(script.logprobs):
-            logprob, top = script.logprobs[at]
-            return TokenLogprob(
-                logprob=_number(logprob),
-                top=tuple((other, _number(value)) for other, value in top[:asked]),
-            )
+            return _scripted(script.logprobs[at], num_top=asked)
         others = (word for word in self._words if word != token)
         ranked = islice(chain((token,), others), asked)
         return TokenLogprob(
             logprob=_LOG_HALF,
             top=tuple((word, rank * _LOG_HALF) for rank, word in enumerate(ranked, 1)),
         )
+
+    def _prompt_logprobs(self, request: _Request) -> list[TokenLogprob]:
+        """What the script says of the prompt's tokens from the second on; or else that the one at
+        place p has a logprob of -p / 64, and is the likeliest of those that were asked for."""
+        asked = request.submit.sampling.prompt_logprobs or 0
+        scripted = request.script.prompt_logprobs if request.script is not None else None
+        rows = [_scripted(row, num_top=asked) for row in scripted or ()]
+        for place in range(len(rows) + 1, len(request.submit.prompt_token_ids)):
+            token = request.submit.prompt_token_ids[place]
+            others = (word for word in self._words if word != token)
+            ranked = islice(chain((token,), others), asked)
+            top = tuple((word, -place / 64 - rank) for rank, word in enumerate(ranked))
+            rows.append(TokenLogprob(logprob=-place / 64, top=top))
+        return rows[: len(request.submit.prompt_token_ids) - 1]
 
 
 def _common_words(tokenizer: Tokenizer) -> list[int]:
@@ -321,6 +341,22 @@ def _common_words(tokenizer: Tokenizer) -> list[int]:
     if not words:
         raise StartError("the tokenizer's vocabulary has no words for the sim engine to say")
     return words[:_WORDS]
+
+
+def _needs_care(sampling: SamplingParams) -> bool:
+    return (
+        sampling.logprobs is not None
+        or sampling.prompt_logprobs is not None
+        or bool(sampling.stop_token_ids)
+    )
+
+
+def _scripted(row: tuple[Logprob, list[tuple[TokenId, Logprob]]], *, num_top: int) -> TokenLogprob:
+    logprob, top = row
+    return TokenLogprob(
+        logprob=_number(logprob),
+        top=tuple((other, _number(value)) for other, value in top[:num_top]),
+    )
 
 
 def _number(logprob: Logprob) -> float:

@@ -41,6 +41,7 @@ from fastserve.errors import (
     ConfigError,
     ContextLengthExceeded,
     EngineDead,
+    InvalidRequest,
     StartError,
 )
 from fastserve.log import get_logger
@@ -256,7 +257,7 @@ class _Runner:
         traced = self._library.takes_trace_headers and submit.trace_headers
         self._loop.submit(
             submit.request_id,
-            submit.prompt_token_ids,
+            list(submit.prompt_token_ids),
             sampling_params,
             cursor=cursor,
             more={"trace_headers": submit.trace_headers} if traced else None,
@@ -268,6 +269,13 @@ class _Runner:
     def _check(self, submit: Submit) -> int:
         """Return how many tokens the answer may have. Raises InvalidRequest."""
         refuse_script(submit)
+        if submit.sampling.prompt_logprobs is not None:
+            raise InvalidRequest(
+                "this engine does not tell the logprobs of a prompt, which 'echo' asks for",
+                param="logprobs",
+            )
+        if submit.sampling.priority:
+            raise InvalidRequest("this engine serves in order: 'priority' is 0", param="priority")
         max_tokens = check_request(submit, card=self._card, vocab_size=self._vocab_size)
         num_prompt = len(submit.prompt_token_ids)
         if num_prompt > self._prompt_tokens_max:
