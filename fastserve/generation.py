@@ -43,10 +43,12 @@ class Grammar:
 
     `source`: for JSON_SCHEMA the schema as JSON text, for REGEX an expression that the text must
     match from its first character to its last, for EBNF a grammar that starts at its rule `root`.
+    `param`: the field that asked for it, to be named where an engine cannot follow it.
     """
 
     kind: GrammarKind
     source: str
+    param: str = "grammar"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,9 +58,9 @@ class SamplingParams:
     `temperature` 0 is greedy. `top_k` 0, `top_p` 1, `min_p` 0 and penalties at their defaults are
     off. `logprobs` None: none; 0: the chosen token's; N: also the N most likely tokens'.
     `min_tokens`: EOS and stop ids cannot be chosen before that many tokens. `grammar`: what the
-    answer must match, unless `max_tokens` cuts it short. `prompt_logprobs`: as `logprobs`, of each
-    token of the prompt but the first; only with it may `max_tokens` be 0. `priority`: of the
-    requests that wait, those with the lowest come first.
+    answer must match, unless `max_tokens` or a stop cuts it short. `prompt_logprobs`: as
+    `logprobs`, of each token of the prompt but the first; only with it may `max_tokens` be 0.
+    `priority`: of the requests that wait, those with the lowest come first.
     """
 
     max_tokens: int

@@ -91,6 +91,7 @@ OWNERS: dict[str, set[str]] = {
     "httptools": {"http1/parser.py"},
     "jinja2": {"text/chat_template.py"},
     "mpi4py": {"engine/mpi.py"},
+    "llguidance": {"engine/guidance.py"},
     "msgspec": {
         "api/anthropic_requests.py",
         "api/anthropic_turns.py",
@@ -100,6 +101,7 @@ OWNERS: dict[str, set[str]] = {
         "api/requests.py",
         "api/response_input.py",
         "api/response_requests.py",
+        "api/structured.py",
         "api/tokenizing.py",
         "api/tools.py",
         "control.py",
@@ -114,7 +116,12 @@ OWNERS: dict[str, set[str]] = {
         "metrics/board.py",
         "supervisor/child.py",
     },
-    "numpy": {"engine/llama.py", "engine/prefixes.py", "engine/sampler.py"},
+    "numpy": {
+        "engine/guidance.py",
+        "engine/llama.py",
+        "engine/prefixes.py",
+        "engine/sampler.py",
+    },
     "orjson": {
         "api/anthropic_answers.py",
         "api/body.py",
@@ -125,6 +132,7 @@ OWNERS: dict[str, set[str]] = {
         "api/response_chunks.py",
         "api/response_objects.py",
         "api/responses.py",
+        "api/structured.py",
         "api/tokenizing.py",
         "api/tools.py",
         "lane/codec.py",

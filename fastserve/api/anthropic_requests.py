@@ -19,9 +19,11 @@ from fastserve.api.body import (
     load_object,
     missing,
 )
-from fastserve.api.requests import STOPS_MAX, ChatRequest, Stop
+from fastserve.api.requests import OUR_OWN, STOPS_MAX, ChatRequest, Stop
+from fastserve.api.structured import OUTPUT_FIELDS, read_output
 from fastserve.api.tools import ToolChoice
 from fastserve.api.unsupported import sort_out
+from fastserve.generation import Grammar  # noqa: TC001 (the Struct needs it)
 
 # They label or advise. What can be cached is cached, whether or not a client marks it.
 ACCEPTED = frozenset({"cache_control", "metadata", "service_tier", "user_profile_id"})
@@ -32,8 +34,6 @@ HARMLESS: dict[str, tuple[object, ...]] = {
     "context_management": (),
     "inference_geo": (),
     "mcp_servers": ([],),
-    "output_config": ({},),
-    "output_format": (),
     "prefill": (),
     "speed": ("standard",),
     # Where the client leaves it to the model, or wants none; how much, no template can be told.
@@ -58,6 +58,7 @@ class CountRequest(msgspec.Struct, frozen=True, kw_only=True):
     tool_choice: ToolChoice = ToolChoice()
     parallel_tool_calls: bool = True
     template_kwargs: dict[str, object] = msgspec.field(default_factory=dict)
+    grammar: Grammar | None = None
     unknown_fields: tuple[str, ...] = ()
 
     def as_chat(self) -> ChatRequest:
@@ -97,6 +98,7 @@ class MessagesRequest(CountRequest, frozen=True, kw_only=True):
             tool_choice=self.tool_choice,
             parallel_tool_calls=self.parallel_tool_calls,
             template_kwargs=self.template_kwargs,
+            grammar=self.grammar,
             unknown_fields=self.unknown_fields,
         )
 
@@ -119,6 +121,7 @@ def parse_count(body: bytes) -> CountRequest:
 def _read(body: bytes, *, ours: frozenset[str]) -> dict[str, Any]:
     fields = load_object(body)
     fields["unknown_fields"] = sort_out(fields, ours=ours, accepted=ACCEPTED, harmless=HARMLESS)
+    fields["grammar"] = read_output(fields)
     fields["messages"] = read_turns(fields.pop("system", None), fields.get("messages"))
     read_tools(fields)
     disabled = fields.get("thinking") == {"type": "disabled"}
@@ -126,6 +129,7 @@ def _read(body: bytes, *, ours: frozenset[str]) -> dict[str, Any]:
     return fields
 
 
-_NOT_SENT = {"parallel_tool_calls", "template_kwargs", "unknown_fields"}
-_COUNT_FIELDS = frozenset({*CountRequest.__struct_fields__, "system"}) - _NOT_SENT
-_MESSAGES_FIELDS = frozenset({*MessagesRequest.__struct_fields__, "system"}) - _NOT_SENT
+_MORE = OUTPUT_FIELDS | {"system"}
+_NOT_SENT = OUR_OWN | {"parallel_tool_calls", "template_kwargs"}
+_COUNT_FIELDS = frozenset(CountRequest.__struct_fields__) - _NOT_SENT | _MORE
+_MESSAGES_FIELDS = frozenset(MessagesRequest.__struct_fields__) - _NOT_SENT | _MORE

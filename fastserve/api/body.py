@@ -49,6 +49,10 @@ _GOT_WORDS = {
     "null": "null",
     "object": "an object",
     "str": "a string",
+    # Of the tag of a union msgspec tells Python's own type.
+    "NoneType": "null",
+    "dict": "an object",
+    "list": "an array",
 }
 _WANT_WORDS = _GOT_WORDS | {"bool": "true or false", "float": "a number"}
 _COMPARISONS = {">=": "at least", "<=": "at most", ">": "more than", "<": "less than"}
@@ -59,6 +63,7 @@ _LENGTH_UNITS = {"str": "characters", "array": "items", "object": "entries"}
 _COMPLAINT = re.compile(r"(?P<what>.*?)(?: - at (?P<key>`key` in )?`\$\.?(?P<path>[^`]*)`)?", re.S)
 _WRONG_TYPE = re.compile(r"Expected `(?P<want>[^`]*)`, got `(?P<got>[^`]*)`")
 _MISSING = re.compile(r"Object missing required field `(?P<name>[^`]*)`")
+_UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>[^`]*)`")
 _OUT_OF_RANGE = re.compile(r"Expected `(?P<kind>\w+)` (?P<op>[<>]=?) (?P<bound>\S+)")
 _WRONG_FORM = re.compile(r"Expected `str` matching regex .*", re.S)
 _WRONG_LENGTH = re.compile(r"Expected `(?P<kind>\w+)` of length (?P<op>[<>]=?) (?P<bound>\d+)")
@@ -164,6 +169,8 @@ def _translate(what: str, *, place: str, value: object) -> tuple[str, str]:
         kinds = [kind for kind in match["want"].split(" | ") if kind != "null"]
         want = " or ".join(_WANT_WORDS[kind] for kind in kinds)
         return f"{place} must be {want}, not {_GOT_WORDS[match['got']]}.", "invalid_type"
+    if match := _UNKNOWN.fullmatch(what):
+        return f"{place} has no field '{match['name']}'.", "unknown_parameter"
     if match := _OUT_OF_RANGE.fullmatch(what):
         side = "below_min" if match["op"].startswith(">") else "above_max"
         shown = f"; it is {value}" if isinstance(value, int | float) else ""

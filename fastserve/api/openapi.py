@@ -23,12 +23,14 @@ from fastserve.api.anthropic_turns import MessagesTool, MessagesToolChoice
 from fastserve.api.messages import MESSAGES_MAX
 from fastserve.api.prompts import Count
 from fastserve.api.requests import (
+    OUR_OWN,
     STOPS_MAX,
     ChatRequest,
     CompletionRequest,
     Stop,
 )
 from fastserve.api.response_input import NamedResponseTool, ResponseTool
+from fastserve.api.structured import OutputFields, StructuredFields
 from fastserve.api.tokenizing import DetokenizeRequest, TokenIds, TokenizeRequest
 from fastserve.api.tools import AllowedTools, NamedFunction, Tool
 
@@ -189,7 +191,7 @@ def _sent(
     `needs` are the fields that must be there, in their forms. To the parser, null is absence.
     """
     given: dict[str, Any] = dict(forms or {})
-    left_out = {"unknown_fields", *needs, *given, *leave_out}
+    left_out = {*OUR_OWN, *needs, *given, *leave_out}
     fields: list[Any] = list(needs.items())
     for field in (each for struct in parsed for each in msgspec.structs.fields(struct)):
         if field.encode_name not in left_out:
@@ -224,15 +226,21 @@ _BODIES: dict[type[msgspec.Struct], Mapping[str, tuple[object, ...]]] = {
     _sent(
         "ChatRequest",
         ChatRequest,
+        StructuredFields,
         needs={},
         forms={"messages": ChatMessages, "stop": Stops} | _CHAT_TOOLS,
     ): unsupported.HARMLESS,
     _sent(
-        "CompletionRequest", CompletionRequest, needs={"prompt": Prompts}, forms={"stop": Stops}
+        "CompletionRequest",
+        CompletionRequest,
+        StructuredFields,
+        needs={"prompt": Prompts},
+        forms={"stop": Stops},
     ): unsupported.HARMLESS,
     _sent(
         "MessagesRequest",
         anthropic_requests.MessagesRequest,
+        OutputFields,
         needs={"messages": Turns, "max_tokens": Annotated[int, Meta(ge=1)]},
         forms={"system": _SYSTEM} | _MESSAGES_TOOLS,
         leave_out=_NOT_SENT,
@@ -240,6 +248,7 @@ _BODIES: dict[type[msgspec.Struct], Mapping[str, tuple[object, ...]]] = {
     _sent(
         "CountTokensRequest",
         anthropic_requests.CountRequest,
+        OutputFields,
         needs={"messages": Turns},
         forms={"system": _SYSTEM} | _MESSAGES_TOOLS,
         leave_out=_NOT_SENT,
@@ -248,9 +257,10 @@ _BODIES: dict[type[msgspec.Struct], Mapping[str, tuple[object, ...]]] = {
         "ResponseRequest",
         response_requests.ResponseFields,
         ChatRequest,
+        StructuredFields,
         needs={"input": str | Items},
         forms={"stop": Stops} | _RESPONSE_TOOLS,
-        leave_out=_RESPONSE_ONLY - _names(response_requests.ResponseFields),
+        leave_out=_RESPONSE_ONLY - _names(response_requests.ResponseFields) | {"response_format"},
     ): response_requests.HARMLESS,
     _sent(
         "TokenizeRequest",

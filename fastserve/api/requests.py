@@ -26,10 +26,12 @@ from fastserve.api.body import (
 )
 from fastserve.api.messages import read_messages
 from fastserve.api.prompts import FIT, Count, Side, check_ids, empty, read_prompts, truncated
+from fastserve.api.structured import FIELDS as STRUCTURED_FIELDS
+from fastserve.api.structured import read_grammar
 from fastserve.api.tools import ToolChoice, grammar_of, read_tools
 from fastserve.api.unsupported import sort_out
 from fastserve.errors import ContextLengthExceeded, InvalidRequest
-from fastserve.generation import LOGPROBS_MAX, SamplingParams
+from fastserve.generation import LOGPROBS_MAX, Grammar, SamplingParams
 
 # OpenAI's, per prompt.
 N_MAX = 128
@@ -74,8 +76,9 @@ class StreamOptions(msgspec.Struct, frozen=True):
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The fields that chat and completions share. Each has a definite value.
 
-    `top_k` -1 and 0 are both off. `unknown_fields` are the names that nobody knows, in no order.
-    `return_tokens_as_token_ids`: logprobs tell each token as `token_id:N` (vLLM's extension).
+    `top_k` -1 and 0 are both off. `grammar` is what the fields of structured.py ask for.
+    `unknown_fields` are the names that nobody knows, in no order. `return_tokens_as_token_ids`:
+    logprobs tell each token as `token_id:N` (vLLM's extension).
     """
 
     # What an answer is thought to need where the client does not say.
@@ -110,6 +113,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False
     sim: dict[str, object] | None = None
+    grammar: Grammar | None = None
     unknown_fields: tuple[str, ...] = ()
 
     @property
@@ -259,6 +263,7 @@ def parse_chat(body: bytes) -> ChatRequest:
 def parse_chat_fields(fields: dict[str, Any]) -> ChatRequest:
     """Read the fields of a chat request; they are changed on the way. Raises InvalidRequest."""
     fields["unknown_fields"] = sort_out(fields, ours=_CHAT_FIELDS)
+    fields["grammar"] = read_grammar(fields)
     if "messages" in fields or "prompt_token_ids" not in fields:
         fields["messages"] = read_messages(fields.get("messages"))
     else:
@@ -282,6 +287,7 @@ def parse_completion(body: bytes) -> CompletionRequest:
     """Read a completion request. Raises InvalidRequest, and nothing else, for whatever is wrong."""
     fields = load_object(body)
     fields["unknown_fields"] = sort_out(fields, ours=_COMPLETION_FIELDS)
+    fields["grammar"] = read_grammar(fields)
     fields["prompt"] = read_prompts(fields.get("prompt"))
     _normalize(fields)
     request = convert(fields, CompletionRequest)
@@ -347,6 +353,7 @@ def _sampling(
         logprobs=logprobs,
         prompt_logprobs=request.prompt_logprobs,
         priority=request.priority,
+        grammar=request.grammar,
     )
 
 
@@ -442,10 +449,11 @@ def _check_stream_options(options: StreamOptions, *, stream: bool) -> None:
 
 
 def _names(request: type[GenerationRequest]) -> frozenset[str]:
-    return frozenset(field.encode_name for field in msgspec.structs.fields(request)) - {
-        "unknown_fields"
-    }
+    return frozenset(field.encode_name for field in msgspec.structs.fields(request)) - OUR_OWN
 
 
-_CHAT_FIELDS = _names(ChatRequest)
-_COMPLETION_FIELDS = _names(CompletionRequest)
+# What the parser adds to the fields that were sent.
+OUR_OWN = frozenset({"grammar", "unknown_fields"})
+
+_CHAT_FIELDS = _names(ChatRequest) | STRUCTURED_FIELDS
+_COMPLETION_FIELDS = _names(CompletionRequest) | STRUCTURED_FIELDS

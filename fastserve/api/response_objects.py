@@ -14,6 +14,7 @@ from fastserve.api import responses
 from fastserve.api.dialect import COMMENT
 from fastserve.api.response_chunks import ResponseChunks, ResponsePartChunks
 from fastserve.api.response_items import items_of, told_logprobs, turn_of
+from fastserve.api.structured import text_as_told
 from fastserve.generation import FinishReason
 
 if TYPE_CHECKING:
@@ -147,7 +148,7 @@ class ResponseDialect:
             "reasoning": {"effort": asked.reasoning.effort, "summary": None},
             "store": self._keep is not None,
             "temperature": chat.temperature,
-            "text": {"format": {"type": "text"}},
+            "text": text_as_told(asked.text),
             "tool_choice": asked.tool_choice,
             "tools": asked.tools,
             "top_logprobs": asked.top_logprobs,

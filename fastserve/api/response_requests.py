@@ -15,8 +15,15 @@ from fastserve.api import unsupported
 from fastserve.api.body import convert, load_object, missing
 from fastserve.api.requests import ChatRequest, parse_chat_fields
 from fastserve.api.response_input import chat_tools, read_input
+from fastserve.api.structured import (
+    FIELDS,
+    TextConfig,
+    grammar_of_text,
+    only_one,
+    read_grammar,
+)
 from fastserve.errors import InvalidRequest
-from fastserve.generation import LOGPROBS_MAX
+from fastserve.generation import LOGPROBS_MAX, Grammar
 
 # OpenAI's.
 METADATA_MAX = 16
@@ -31,6 +38,9 @@ SHARED = frozenset(
     }
 )  # fmt: skip
 
+# What an answer must match: the API's own word for it is `text`, the others are extensions.
+STRUCTURED = FIELDS - {"response_format"}
+
 # Field -> the values that ask for nothing (OpenAI API reference, "Create a model response").
 HARMLESS: dict[str, tuple[object, ...]] = unsupported.HARMLESS | {
     "background": (False,),
@@ -44,14 +54,8 @@ HARMLESS: dict[str, tuple[object, ...]] = unsupported.HARMLESS | {
     "moderation": (),
     "n": (1,),
     "prompt": (),
+    "response_format": ({"type": "text"},),
     "stream_options": ({}, {"include_obfuscation": False}),
-    "structured_outputs": (),
-    "text": (
-        {},
-        {"format": {"type": "text"}},
-        {"format": {"type": "text"}, "verbosity": "medium"},
-        {"verbosity": "medium"},
-    ),
     "truncation": ("disabled",),
 }
 HARMLESS.pop("store")
@@ -105,6 +109,7 @@ class ResponseFields(msgspec.Struct, frozen=True, kw_only=True):
     tools: list[Any] = msgspec.field(default_factory=list)
     tool_choice: Any = "auto"
     parallel_tool_calls: bool = True
+    text: TextConfig = msgspec.field(default_factory=TextConfig)
 
 
 class ResponseRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,6 +117,7 @@ class ResponseRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     fields: ResponseFields
     shared: dict[str, Any]
+    grammar: Grammar | None
     turns: list[dict[str, object]]
     unknown_fields: tuple[str, ...]
 
@@ -134,7 +140,9 @@ class ResponseRequest(msgspec.Struct, frozen=True, kw_only=True):
         chat |= chat_tools(asked.tools, asked.tool_choice)
         chat["parallel_tool_calls"] = asked.parallel_tool_calls
         request = parse_chat_fields(chat)
-        return msgspec.structs.replace(request, unknown_fields=self.unknown_fields)
+        return msgspec.structs.replace(
+            request, grammar=self.grammar, unknown_fields=self.unknown_fields
+        )
 
 
 def parse_response(body: bytes) -> ResponseRequest:
@@ -153,10 +161,14 @@ def parse_response(body: bytes) -> ResponseRequest:
     return ResponseRequest(
         fields=own,
         shared={name: fields[name] for name in SHARED & fields.keys()},
+        grammar=only_one(
+            grammar_of_text(own.text),
+            read_grammar({name: fields[name] for name in STRUCTURED & fields.keys()}),
+        ),
         turns=read_input(own.input),
         unknown_fields=unknown,
     )
 
 
 _OWN = frozenset(ResponseFields.__struct_fields__)
-_OURS = _OWN | SHARED
+_OURS = _OWN | SHARED | STRUCTURED

@@ -18,7 +18,8 @@ from fastserve.api.body import convert, load_object, missing
 from fastserve.api.logprobs import token_string
 from fastserve.api.prompts import Count
 from fastserve.api.requests import ChatRequest, parse_chat_fields
-from fastserve.api.unsupported import sort_out
+from fastserve.api.structured import FIELDS as STRUCTURED_FIELDS
+from fastserve.api.unsupported import ACCEPTED, sort_out
 from fastserve.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -89,7 +90,9 @@ class ToTokenize(msgspec.Struct, frozen=True, kw_only=True):
 def parse_tokenize(body: bytes) -> ToTokenize:
     """Read a request of POST /tokenize. Raises InvalidRequest."""
     fields = load_object(body)
-    unknown = sort_out(fields, ours=_TOKENIZE_FIELDS)
+    unknown = sort_out(
+        fields, ours=_TOKENIZE_FIELDS, accepted=ACCEPTED | STRUCTURED_FIELDS
+    )  # An answer's structure does not change its prompt.
     request = convert(fields, TokenizeRequest)
     given = [name for name in ("prompt", "content", "messages") if name in fields]
     if not given:

@@ -4,8 +4,8 @@ A field that would change the answer is refused unless it has a value that asks 
 answer that quietly lacks what was asked for is worse than none. A field that only tells us
 something is accepted. A field nobody knows is ignored, as the other open servers do, and counted.
 
-The fields we do act on are in requests.py; some are here all the same, since not all dialects act
-on them.
+The fields we do act on are in requests.py and structured.py; some are here all the same, since not
+all dialects act on them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,6 @@ HARMLESS: dict[str, tuple[object, ...]] = {
     "function_call": ("none", "auto"),
     "functions": ([],),
     "modalities": (["text"],),
-    "response_format": ({"type": "text"},),
     "store": (False,),
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
@@ -60,15 +59,10 @@ HARMLESS: dict[str, tuple[object, ...]] = {
     "disaggregated_params": (),
     "documents": ([],),
     "early_stopping": (False,),
-    "ebnf": (),
     "echo": (False,),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
+    "guided_whitespace_pattern": (),
     "include_reasoning": (True,),
     "input_ids": (),
-    "json_schema": (),
     "kv_transfer_params": (),
     "length_penalty": (1,),
     "logits_processors": ([],),
@@ -83,14 +77,13 @@ HARMLESS: dict[str, tuple[object, ...]] = {
     "prompt_ignore_length": (0,),
     "prompt_logprobs": (),
     "prompt_token_ids": (),
-    "regex": (),
     "repetition_detection": (),
     "return_context_logits": (False,),
     "return_hidden_states": (False,),
     "return_tokens_as_token_ids": (False,),
     "separate_reasoning": (True,),
     "stop_regex": ([], ""),
-    "structured_outputs": (),
+    "structural_tag": (),
     "thinking": (),
     "thinking_token_budget": (),
     "top_p_min": (0,),

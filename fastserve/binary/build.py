@@ -32,6 +32,7 @@ _COLLECT = (
     ("--copy-metadata", "fastserve"),
     ("--collect-all", "xllamacpp"),
     ("--copy-metadata", "xllamacpp"),
+    ("--copy-metadata", "llguidance"),
 )
 # What the libraries could use and a server does not.
 _LEAVE_OUT = ("matplotlib", "mpi4py", "pytest", "tkinter", "huggingface_hub", "IPython", "mypy")

@@ -37,7 +37,10 @@ def check_request(submit: Submit, *, card: ModelCard, vocab_size: int) -> int:
     if params.max_tokens < least:
         raise InvalidRequest(f"max_tokens is less than {least}", param="max_tokens")
     if params.grammar is not None and params.grammar.kind not in card.grammar_kinds:
-        raise InvalidRequest(f"this engine cannot follow a grammar of kind {params.grammar.kind}")
+        raise InvalidRequest(
+            f"this engine cannot follow a grammar of kind {params.grammar.kind}",
+            param=params.grammar.param,
+        )
     for param, ids in (
         ("prompt", prompt),
         ("logit_bias", params.logit_bias),

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, assert_never
 from fastserve.control import Beat, LaneClosed, LaneStuck, Progress, Ready, Stop
 from fastserve.engine.fanout import Fanout
 from fastserve.engine.figures import Figures
-from fastserve.engine.interface import StepOutputs
+from fastserve.engine.interface import StepOutputs, finish_of
 from fastserve.errors import GenerationFailed, InvalidRequest
-from fastserve.generation import Finish, FinishReason, RequestId
+from fastserve.generation import RequestId
 from fastserve.lane.ids import LANE_SHIFT, is_of_incarnation
 from fastserve.lane.messages import Abort, Attach, Attached, Detach, Heartbeat, Submit
 from fastserve.log import get_logger
@@ -179,13 +179,9 @@ class EngineCore:
             self._fanout.gather(request.request_id)
 
     def _refuse(self, request_id: RequestId, error: InvalidRequest | GenerationFailed) -> None:
-        finish = Finish(
-            reason=FinishReason.ERROR,
-            error=error.message,
-            invalid=isinstance(error, InvalidRequest),
-            param=error.param,
-        )
-        self._deliver(StepOutputs([request_id], [], counts=[0], finishes={0: finish}))
+        refused = StepOutputs()
+        refused.end(request_id, finish_of(error))
+        self._deliver(refused)
 
     def _attach(self, message: Attach) -> None:
         if message.incarnation < self._lanes.incarnation(message.lane):

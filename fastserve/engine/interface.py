@@ -16,10 +16,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from fastserve.errors import InvalidRequest
+from fastserve.generation import Finish, FinishReason
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from fastserve.generation import Finish, ModelCard, RequestId, TokenLogprob
+    from fastserve.errors import GenerationFailed
+    from fastserve.generation import ModelCard, RequestId, TokenLogprob
     from fastserve.lane.messages import Submit
 
 
@@ -48,6 +52,24 @@ class StepOutputs:
     finishes: dict[int, Finish] = field(default_factory=dict)
     logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
     prompt_logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
+
+    def end(self, request_id: int, finish: Finish) -> None:
+        """End a request without a token, which takes a column of counts."""
+        if self.counts is None:
+            self.counts = [1] * len(self.request_ids)
+        self.finishes[len(self.request_ids)] = finish
+        self.request_ids.append(request_id)
+        self.counts.append(0)
+
+
+def finish_of(error: GenerationFailed | InvalidRequest) -> Finish:
+    """The end of a request that fails with `error`."""
+    return Finish(
+        reason=FinishReason.ERROR,
+        error=error.message,
+        invalid=isinstance(error, InvalidRequest),
+        param=error.param,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

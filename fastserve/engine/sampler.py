@@ -1,9 +1,10 @@
 """From a row of logits to the next token of one request.
 
 In order: logit bias, the ban on endings before `min_tokens`, penalties (repetition over prompt and
-answer, presence and frequency over the answer, as OpenAI's), temperature, min_p, top_k, top_p, and
-the draw. A vocabulary has 50,000 to 250,000 entries and this runs for each token, so nothing here
-sorts or accumulates over all of it: thresholds that provably keep too much leave a few hundred.
+answer, presence and frequency over the answer, as OpenAI's), what a grammar allows, temperature,
+min_p, top_k, top_p, and the draw. A vocabulary has 50,000 to 250,000 entries and this runs for each
+token, so nothing here sorts or accumulates over all of it: thresholds that provably keep too much
+leave a few hundred.
 
 Knows nothing of libraries or schedules. The same seed and logits give the same token everywhere.
 """
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from fastserve.engine.guidance import Guide
     from fastserve.generation import SamplingParams
 
     Floats = NDArray[np.float32]
@@ -34,8 +36,15 @@ _TEMPERATURE_MIN = 1e-5
 _BLOCK = 256
 
 
+class GrammarEnded(Exception):
+    """The text matches its grammar, and whatever else may follow is banned: it ends here."""
+
+
 class Sampler:
     """The sampling state of one request: its penalties so far, and its random numbers."""
+
+    complete = False
+    """Whether the answer is at its end, whatever the last token was."""
 
     def __init__(
         self,
@@ -81,7 +90,7 @@ class Sampler:
     def _adjusted(self, logits: Floats) -> Floats:
         """`logits` with bias, ban and penalties; itself where there are none."""
         params = self._params
-        banned = self._num_tokens < params.min_tokens and self._ending.size > 0
+        banned = self._ending_is_banned()
         if not (self._bias_ids.size or banned or self._subtrahend is not None) and (
             self._seen is None
         ):
@@ -101,6 +110,9 @@ class Sampler:
             logits -= self._subtrahend
         return logits
 
+    def _ending_is_banned(self) -> bool:
+        return self._num_tokens < self._params.min_tokens and self._ending.size > 0
+
     def _record(self, token_id: int) -> None:
         self._num_tokens += 1
         if self._subtrahend is not None:
@@ -119,6 +131,78 @@ class Sampler:
             return _draw_from_all(weights, point=point)
         ids = likeliest(weights, min_p=params.min_p, top_k=params.top_k, top_p=params.top_p)
         return int(ids[_index_at(weights[ids], point=point)])
+
+
+class GuidedSampler(Sampler):
+    """A sampler whose tokens together match a grammar."""
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        *,
+        guide: Guide,
+        vocab_size: int,
+        prompt_token_ids: Sequence[int],
+        ending_token_ids: Collection[int],
+        banned_token_ids: Collection[int],
+    ) -> None:
+        """`banned_token_ids`: never to be chosen; EOS, where it does not end the answer."""
+        super().__init__(
+            params,
+            vocab_size=vocab_size,
+            prompt_token_ids=prompt_token_ids,
+            ending_token_ids=ending_token_ids,
+        )
+        self._guide = guide
+        self._banned = np.fromiter(banned_token_ids, np.intp)
+
+    @property
+    def complete(self) -> bool:  # type: ignore[override] # it changes here, and nowhere else
+        return self._guide.complete
+
+    def _adjusted(self, logits: Floats) -> Floats:
+        """Raises GrammarEnded, and InvalidRequest where the grammar leads nowhere."""
+        allowed = self._guide.allowed()
+        allowed[self._banned] = False
+        if self._ending_is_banned():
+            allowed[self._ending] = False
+        if not allowed.any():
+            if self._guide.accepting:
+                raise GrammarEnded
+            raise self._guide.dead_end()
+        return np.where(allowed, super()._adjusted(logits), np.float32(-np.inf))
+
+    def _record(self, token_id: int) -> None:
+        super()._record(token_id)
+        self._guide.accept(token_id)
+
+
+def sampler_for(
+    params: SamplingParams,
+    *,
+    vocab_size: int,
+    prompt_token_ids: Sequence[int],
+    eos_token_ids: frozenset[int],
+    guide: Guide | None = None,
+) -> Sampler:
+    """The sampler of a request, which follows `guide` if there is one."""
+    stops = frozenset(params.stop_token_ids)
+    if guide is None:
+        return Sampler(
+            params,
+            vocab_size=vocab_size,
+            prompt_token_ids=prompt_token_ids,
+            ending_token_ids=eos_token_ids | stops,
+        )
+    return GuidedSampler(
+        params,
+        guide=guide,
+        vocab_size=vocab_size,
+        prompt_token_ids=prompt_token_ids,
+        ending_token_ids=eos_token_ids | stops,
+        # To go on after an end that a grammar allows is to leave the grammar.
+        banned_token_ids=eos_token_ids - stops if params.ignore_eos else (),
+    )
 
 
 def likeliest(weights: Floats, *, min_p: float, top_k: int, top_p: float) -> Ids:

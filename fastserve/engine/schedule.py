@@ -19,6 +19,7 @@ from fastserve.engine.prefixes import as_tokens
 from fastserve.engine.waiting import WaitingQueue
 
 if TYPE_CHECKING:
+    from fastserve.engine.guidance import Guide
     from fastserve.engine.prefixes import Tokens
     from fastserve.engine.sampler import Sampler
     from fastserve.generation import RequestId, SamplingParams, TokenLogprob
@@ -37,7 +38,8 @@ class Request:
     these and nothing else. Until then it may wait for a request that computes as many tokens of
     its prompt: `awaited`, see reuse.py. `queue_time_s` is known once it was placed. `reuses`: not
     where the logits of the whole prompt are wanted, which only computing it gives:
-    `prompt_logprobs` are of its tokens from the second on, as far as they are computed.
+    `prompt_logprobs` are of its tokens from the second on, as far as they are computed. `guide`:
+    what leads the sampler through a grammar.
     """
 
     request_id: RequestId
@@ -47,6 +49,7 @@ class Request:
     sampler: Sampler
     added_s: float = 0.0
     reuses: bool = True
+    guide: Guide | None = None
     num_computed: int = 0
     slot: int | None = None
     placed: bool = False

@@ -1,8 +1,8 @@
 """TensorRT-LLM's LLM API as it is used here: the one file that imports it, and what it is given.
 
-Token ids go in and come out: its tokenizer is never loaded. It changes quickly, so nothing about
-it is taken for granted. What a request asks for and the installed version lacks is refused, never
-dropped. That includes what SamplingParams accepts but the sampler then ignores.
+Token ids go in and come out: its tokenizer is loaded only where grammars need it. It changes
+quickly, so nothing about it is taken for granted. What a request asks for and the installed version
+lacks is refused, never dropped. That includes what SamplingParams accepts but the sampler ignores.
 
 The sources are the LLM API's reference and NVIDIA's sampling page, from 1.2 to 1.4. Knows nothing
 of threads, lanes or HTTP.
@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from fastserve.errors import InvalidRequest, StartError
+from fastserve.generation import GrammarKind
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
     from pathlib import Path
 
-    from fastserve.generation import ModelCard, SamplingParams
+    from fastserve.generation import Grammar, ModelCard, SamplingParams
 
 # What trtllm-serve allows by default; the KV cache limits how many really run.
 _BATCH_SIZE_DEFAULT = 2048
@@ -67,6 +68,18 @@ _HEEDED_SINCE = {
     "seed": (1, 4, 0, 0),
 }
 _RELEASED = 1 << 30  # a release comes after each of its candidates
+
+# What the library calls each kind of grammar, and which of them each of its backends follows: EBNF
+# is xgrammar's language alone (the LLM API's reference, "guided decoding").
+_GUIDED_FIELDS = {
+    GrammarKind.JSON_SCHEMA: "json",
+    GrammarKind.REGEX: "regex",
+    GrammarKind.EBNF: "grammar",
+}
+_GUIDED_KINDS: dict[object, tuple[GrammarKind, ...]] = {
+    "xgrammar": (GrammarKind.JSON_SCHEMA, GrammarKind.REGEX, GrammarKind.EBNF),
+    "llguidance": (GrammarKind.JSON_SCHEMA, GrammarKind.REGEX),
+}
 
 _SEED_MASK = (1 << 64) - 1
 
@@ -141,12 +154,14 @@ class TrtLlmOptions:
 class Library:
     """The installed TensorRT-LLM: what is called, what it raises, and its version.
 
-    `fatal`: exceptions after which the engine is gone. `takes_trace_headers`: whether a request's
-    trace can be handed on to it, which not every version knows.
+    `make_guided`: what a grammar is put into, if there is such a thing. `fatal`: exceptions after
+    which the engine is gone. `takes_trace_headers`: whether a request's trace can be handed on to
+    it, which not every version knows.
     """
 
     make_llm: Callable[..., LLM]
     make_sampling_params: Callable[..., object]
+    make_guided: Callable[..., object] | None
     sampling_fields: frozenset[str]
     request_error: type[BaseException]
     fatal: tuple[type[BaseException], ...]
@@ -168,6 +183,7 @@ def import_library() -> Library:
         executor: Any = importlib.import_module("tensorrt_llm.executor")
         utils: Any = importlib.import_module("tensorrt_llm.executor.utils")
         version: Any = importlib.import_module("tensorrt_llm.version")
+        llmapi: Any = importlib.import_module("tensorrt_llm.llmapi")
     except ModuleNotFoundError as error:
         if error.name != "tensorrt_llm":
             raise StartError(f"TensorRT-LLM lacks a module of its own: {error}") from error
@@ -188,6 +204,7 @@ def import_library() -> Library:
     library = Library(
         make_llm=package.LLM,
         make_sampling_params=package.SamplingParams,
+        make_guided=getattr(llmapi, "GuidedDecodingParams", None),
         sampling_fields=frozenset(inspect.signature(package.SamplingParams).parameters),
         request_error=utils.RequestError,
         fatal=(RuntimeError, *found),
@@ -256,7 +273,8 @@ def llm_arguments(
     }
     arguments: dict[str, object] = {
         "model": model,
-        "skip_tokenizer_init": True,
+        # Which tokens fit a grammar depends on what they are in bytes.
+        "skip_tokenizer_init": not grammar_kinds(extra),
         "trust_remote_code": options.trust_remote_code,
         "dtype": options.dtype,
         "tensor_parallel_size": options.tensor_parallel_size,
@@ -275,6 +293,11 @@ def llm_arguments(
     if options.enable_iter_perf_stats:
         arguments["enable_iter_perf_stats"] = True
     return _merged(arguments, extra)
+
+
+def grammar_kinds(extra: Mapping[str, object]) -> tuple[GrammarKind, ...]:
+    """The grammars that an LLM of these arguments can follow: none, unless a backend is named."""
+    return _GUIDED_KINDS.get(extra.get("guided_decoding_backend"), ())
 
 
 def _merged(base: Mapping[str, object], over: Mapping[str, object]) -> dict[str, object]:
@@ -308,6 +331,7 @@ class SamplingTranslator:
         self._old_sampler = arguments.get("sampler_type") == "TRTLLMSampler" or bool(
             arguments.get("enable_trtllm_sampler")
         )
+        self._grammar_kinds = grammar_kinds(arguments)
         self._eos_token_ids = tuple(eos_token_ids)
         self._vocab_size = vocab_size
 
@@ -320,6 +344,8 @@ class SamplingTranslator:
             optional["embedding_bias"] = _bias(params.logit_bias, vocab_size=self._vocab_size)
             if "embedding_bias" not in self._library.sampling_fields:
                 raise self._refusal("logit_bias")
+        if params.grammar is not None:
+            optional["guided_decoding"] = self._guided(params.grammar)
         # Without an end the library would ask its tokenizer for one. No token has the id -1.
         end_id = self._eos_token_ids[0] if self._eos_token_ids else -1
         try:
@@ -339,6 +365,13 @@ class SamplingTranslator:
             raise InvalidRequest(
                 f"TensorRT-LLM refuses the sampling parameters: {error}"
             ) from error
+
+    def _guided(self, grammar: Grammar) -> object:
+        make = self._library.make_guided
+        known = "guided_decoding" in self._library.sampling_fields
+        if make is None or not known or grammar.kind not in self._grammar_kinds:
+            raise self._refusal(grammar.param)
+        return make(**{_GUIDED_FIELDS[grammar.kind]: grammar.source})
 
     def _stop_token_ids(self, params: SamplingParams) -> list[int]:
         """The library has one end id; the model's others are stop ids like the request's."""

@@ -64,7 +64,9 @@ class Parsing:
         Raises InvalidRequest if they would have to be parsed, and the server was not told how.
         """
         _check(request, model)
-        thoughts = model.reasoning_format if request.separate_reasoning else None
+        # What a grammar makes is the answer from its first character on.
+        may_think = request.separate_reasoning and request.grammar is None
+        thoughts = model.reasoning_format if may_think else None
         must_call = request.must_call
         if not request.tools and thoughts is None:
             return None
@@ -104,6 +106,12 @@ def _check(request: ChatRequest, model: Model) -> None:
         )
     if not request.tools:
         return
+    if request.grammar is not None:
+        raise InvalidRequest(
+            "'tools' cannot be called where an answer must match a grammar.",
+            param="tools",
+            code="unsupported_value",
+        )
     if request.must_call:
         if GrammarKind.JSON_SCHEMA not in model.card.grammar_kinds:
             raise InvalidRequest(

@@ -18,6 +18,7 @@ from fastserve.api.requests import (
 )
 from fastserve.api.response_objects import ResponseDialect, conversation_of
 from fastserve.api.response_requests import parse_response
+from fastserve.api.structured import check_supported
 from fastserve.errors import InvalidRequest, ModelNotFound
 from fastserve.frontend.parsed import Parsing
 from fastserve.frontend.response_store import new_response_id
@@ -92,6 +93,7 @@ def check_model(name: str | None, model: Model) -> None:
 def _chat_prompt(request: ChatRequest, model: Model) -> tuple[Prompt, str]:
     """The prompt, in tokens and as the template made it."""
     check_vocabulary(request, vocab_size=model.card.vocab_size)
+    check_supported(request.grammar, model.card.grammar_kinds)
     text = model.chat_text(request)
     token_ids = model.chat_tokens(text, request)
     if not token_ids:
@@ -194,6 +196,7 @@ def prepare_completion(body: bytes, model: Model) -> Prepared:
     """Validate and tokenize a completion request. Raises RequestError."""
     request = parse_completion(body)
     check_vocabulary(request, vocab_size=model.card.vocab_size)
+    check_supported(request.grammar, model.card.grammar_kinds)
     prompts = [_completion_prompt(prompt, request, model) for prompt in request.prompts]
     request = request.without_prompts()
     return Prepared(

@@ -232,7 +232,7 @@ def _sampling(row: list[Any]) -> SamplingParams:
         fields["logit_bias"] = {int(token): bias for token, bias in fields["logit_bias"].items()}
     fields["stop_token_ids"] = tuple(fields["stop_token_ids"])
     if grammar := fields["grammar"]:
-        fields["grammar"] = Grammar(kind=GrammarKind(grammar["kind"]), source=grammar["source"])
+        fields["grammar"] = Grammar(**grammar | {"kind": GrammarKind(grammar["kind"])})
     return SamplingParams(**fields)
 
 

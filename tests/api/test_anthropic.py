@@ -115,7 +115,7 @@ def test_a_conversation_is_read(system: Any, messages: Any, turns: list[str]) ->
         pytest.param(
             {"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking", id="thinking"
         ),
-        pytest.param({"output_config": {"effort": "low"}}, "output_config", id="an effort"),
+        pytest.param({"output_config": {"effort": "low"}}, "output_config.effort", id="an effort"),
         pytest.param({"mcp_servers": [{}]}, "mcp_servers", id="servers"),
         pytest.param({"container": "c"}, "container", id="a container"),
         pytest.param({"speed": "fast"}, "speed", id="haste"),

@@ -101,7 +101,11 @@ def test_a_conversation_is_read(fields: dict[str, Any], turns: list[str]) -> Non
         pytest.param({"tool_choice": "required"}, "tool_choice", id="a tool that must be"),
         pytest.param({"background": True}, "background", id="an answer for later"),
         pytest.param({"truncation": "auto"}, "truncation", id="truncation"),
-        pytest.param({"text": {"format": {"type": "json_object"}}}, "text", id="JSON"),
+        pytest.param({"text": {"format": {"type": "poem"}}}, "text", id="a format"),
+        pytest.param({"text": {"verbosity": "low"}}, "text", id="verbosity"),
+        pytest.param(
+            {"response_format": {"type": "json_object"}}, "response_format", id="a chat's format"
+        ),
         pytest.param({"conversation": "conv_1"}, "conversation", id="a conversation's id"),
         pytest.param({"prompt": {"id": "p"}}, "prompt", id="a prompt's id"),
         pytest.param({"n": 2}, "n", id="choices"),

@@ -52,10 +52,6 @@ def test_a_field_that_only_tells_something_is_accepted(name: str) -> None:
     [
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"response_format": {"type": "json_schema"}}, "response_format"),
-        ({"response_format": {"type": "poem"}}, "response_format"),
-        ({"response_format": "text"}, "response_format"),
         ({"modalities": ["text", "audio"]}, "modalities"),
         ({"store": True}, "store"),
         ({"prompt_logprobs": 0}, "prompt_logprobs"),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from fastserve.engine.adapters import llamacpp
+from fastserve.engine import llama_runner
 from fastserve.engine.pace import TOKENS_MIN, PrefillPace
 from tests.engine.driving import Driver, wait
 
@@ -89,7 +89,7 @@ def test_the_engine_holds_no_stream_up_for_longer_than_told(
         return wait(fd=fd, timeout_s=60.0 * timeout_s)
 
     monkeypatch.setattr(driver.context, "decode", timed)
-    monkeypatch.setattr(llamacpp, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
+    monkeypatch.setattr(llama_runner, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
     stream = driver.submit("Water boils at", max_tokens=30)
     driver.step(patient)
     long = driver.submit([5] * 200, max_tokens=1)

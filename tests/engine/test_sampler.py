@@ -8,9 +8,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from fastserve.engine.sampler import Sampler, likeliest, token_logprob
-from fastserve.errors import GenerationFailed
-from fastserve.generation import LOGPROB_MIN, SamplingParams
+from fastserve.engine.guidance import Grammars
+from fastserve.engine.sampler import (
+    GrammarEnded,
+    Sampler,
+    likeliest,
+    sampler_for,
+    token_logprob,
+)
+from fastserve.errors import GenerationFailed, InvalidRequest
+from fastserve.generation import LOGPROB_MIN, Grammar, GrammarKind, SamplingParams
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -214,3 +221,114 @@ def test_equal_logprobs_go_by_id_and_none_is_infinite() -> None:
 
 def test_only_the_chosen_logprob_where_no_others_are_asked_for() -> None:
     assert token_logprob(row(0, 0), 1, best=0, num_top=0).top == ()
+
+
+# ---- grammars
+
+TOKENS = [b"a", b"b", b"c", b"ab", b"", b"", b"d"]
+END, OTHER_END = 4, 5
+
+
+def guided(pattern: str, *, eos: Sequence[int] = (END,), **params: Any) -> Sampler:
+    grammars = Grammars(
+        TOKENS,
+        vocab_size=len(TOKENS),
+        special_ids=[END, OTHER_END],
+        eos_token_ids=eos,
+        encode=lambda text: [TOKENS.index(letter.encode()) for letter in text],
+    )
+    params.setdefault("temperature", 0.0)
+    return sampler_for(
+        SamplingParams(max_tokens=100, **params),
+        vocab_size=len(TOKENS),
+        prompt_token_ids=[],
+        eos_token_ids=frozenset(eos),
+        guide=grammars.compile(Grammar(kind=GrammarKind.REGEX, source=pattern)),
+    )
+
+
+def said(one: Sampler, logits: Floats, count: int = 100) -> str:
+    """What is said until the grammar is at its end, an end is chosen ("."), or it is enough."""
+    text = b""
+    for _ in range(count):
+        [token_id] = draw(one, logits)
+        if token_id in (END, OTHER_END):
+            return text.decode() + "."
+        text += TOKENS[token_id]
+        if one.complete:
+            break
+    return text.decode()
+
+
+LIKES_C = row(3, 2, 9, 1, 0, 0, 8)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "params", "text"),
+    [
+        pytest.param("[ab]{3}", {}, "aaa", id="the greatest of what is allowed"),
+        pytest.param("[ab]{3}", {"logit_bias": {1: 2.0}}, "bbb", id="bias comes before"),
+        pytest.param("[ab]{3}", {"logit_bias": {2: 100.0}}, "aaa", id="no bias allows anything"),
+        pytest.param("[ab]{4}", {"presence_penalty": 2.0}, "abaa", id="penalties come before"),
+        pytest.param("a|ab", {"logit_bias": {END: -9.0, 3: 9.0}}, "ab", id="the end of all ways"),
+        pytest.param("a+", {"logit_bias": {END: 9.0}}, "a.", id="an end where it matches"),
+        pytest.param("a{2,9}", {"logit_bias": {END: 9.0}}, "aa.", id="and not before"),
+        pytest.param("a+", {"logit_bias": {END: 9.0}, "min_tokens": 3}, "aaa.", id="min_tokens"),
+        pytest.param("a{1,4}", {"logit_bias": {END: 9.0}, "ignore_eos": True}, "aaaa", id="no end"),
+    ],
+)
+def test_what_a_grammar_leaves_is_chosen_from_as_ever(
+    pattern: str, params: dict[str, Any], text: str
+) -> None:
+    assert said(guided(pattern, **params), LIKES_C) == text
+
+
+def test_every_end_is_one() -> None:
+    assert said(guided("a+", eos=(END, OTHER_END), logit_bias={OTHER_END: 9.0}), LIKES_C) == "a."
+
+
+def test_an_end_that_is_a_stop_id_may_come_even_if_ends_are_ignored() -> None:
+    params: dict[str, Any] = {
+        "logit_bias": {END: 9.0},
+        "ignore_eos": True,
+        "stop_token_ids": (END,),
+    }
+    assert said(guided("a+", **params), LIKES_C) == "a."
+
+
+def test_the_grammar_wins_over_min_tokens() -> None:
+    one = guided("a(ab)?", min_tokens=5, stop_token_ids=(0, 3))
+    with pytest.raises(InvalidRequest, match="banned"):  # its first letter is a stop id
+        draw(one, LIKES_C)
+    one = guided("b(a|ab)?", min_tokens=5, stop_token_ids=(0, 3))
+    assert draw(one, LIKES_C) == [1]
+    with pytest.raises(GrammarEnded):
+        draw(one, LIKES_C)
+
+
+@pytest.mark.parametrize("params", [{}, {"top_k": 2}, {"top_p": 0.5}, {"min_p": 0.1}])
+def test_what_is_drawn_is_allowed_and_as_likely_as_before(params: dict[str, Any]) -> None:
+    logits = row(1.0, 0.0, 9.0, -50.0, 0.0, 0.0, 8.0)
+    texts = [said(guided("[ab]", temperature=1.0, seed=n, **params), logits) for n in range(400)]
+    assert set(texts) <= {"a", "b"}
+    if not params:
+        share = texts.count("a") / 400
+        assert abs(share - 1 / (1 + np.exp(-1.0))) < 0.08
+
+
+def test_a_seed_says_the_same_again() -> None:
+    texts = {
+        said(guided("[ab]{20}", temperature=1.0, seed=7), row(0, 0, 0, 0, 0, 0, 0)) for _ in "xy"
+    }
+    assert len(texts) == 1
+
+
+def test_the_logits_stay_as_they_are() -> None:
+    logits = LIKES_C.copy()
+    draw(guided("[ab]"), logits)
+    assert (logits == LIKES_C).all()
+
+
+def test_logits_that_are_no_numbers_are_still_an_error() -> None:
+    with pytest.raises(GenerationFailed, match="logit"):
+        draw(guided("[ab]"), np.full(len(TOKENS), np.nan, np.float32))

@@ -28,6 +28,7 @@ from fastserve.errors import (
 from fastserve.generation import (
     Finish,
     FinishReason,
+    GrammarKind,
     ModelCard,
     RequestId,
     SamplingParams,
@@ -473,6 +474,16 @@ def test_a_file_of_options_wins_key_by_key(model: Path, tmp_path: Path) -> None:
             "free_gpu_memory_fraction": 0.9,
             "enable_block_reuse": False,
         }
+
+
+def test_a_backend_for_grammars_is_announced(model: Path, tmp_path: Path) -> None:
+    file = tmp_path / "extra.yaml"
+    file.write_text("guided_decoding_backend: xgrammar\n")
+    options = TrtLlmOptions(extra_options_path=str(file))
+    engine = TensorRTLLMEngine(describe=lambda: CARD, model=str(model), options=options)
+    assert engine.describe().grammar_kinds == tuple(GrammarKind)
+    plain = TensorRTLLMEngine(describe=lambda: CARD, model=str(model))
+    assert plain.describe().grammar_kinds == ()
 
 
 def test_one_limit_has_one_value(model: Path) -> None:

@@ -12,12 +12,13 @@ import pytest
 from fastserve.engine.trtllm_api import (
     SamplingTranslator,
     TrtLlmOptions,
+    grammar_kinds,
     import_library,
     llm_arguments,
     read_extra_options,
 )
 from fastserve.errors import InvalidRequest, StartError
-from fastserve.generation import ModelCard, SamplingParams
+from fastserve.generation import Grammar, GrammarKind, ModelCard, SamplingParams
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -91,6 +92,59 @@ def test_what_a_version_does_not_know_is_refused_and_not_dropped(
 def test_a_negative_seed_is_made_unsigned(library: Any) -> None:
     wanted = translate(SamplingParams(max_tokens=1, seed=-1), version="1.4.0")
     assert wanted.seed == 2**64 - 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "field"), [("json_schema", "json"), ("regex", "regex"), ("ebnf", "grammar")]
+)
+def test_a_grammar_goes_where_the_library_has_it(library: Any, kind: str, field: str) -> None:
+    grammar = Grammar(kind=GrammarKind(kind), source="source")
+    params = SamplingParams(max_tokens=1, grammar=grammar)
+    wanted = translate(params, arguments={"guided_decoding_backend": "xgrammar"})
+    said = dataclasses.asdict(wanted.guided_decoding)
+    assert {name for name, value in said.items() if value} == {field}
+    assert said[field] == "source"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "without"),
+    [
+        pytest.param({}, "", id="no backend"),
+        pytest.param({"guided_decoding_backend": "llguidance"}, "", id="another language"),
+        pytest.param({"guided_decoding_backend": "xgrammar"}, "guided_decoding", id="too old"),
+    ],
+)
+def test_a_grammar_that_would_be_ignored_is_refused(
+    library: Any, arguments: dict[str, object], without: str
+) -> None:
+    grammar = Grammar(kind=GrammarKind.EBNF, source="source", param="ebnf")
+    with pytest.raises(InvalidRequest) as refused:
+        translate(
+            SamplingParams(max_tokens=1, grammar=grammar), arguments=arguments, without=without
+        )
+    assert refused.value.param == "ebnf"
+
+
+def test_grammars_are_announced_where_a_backend_is_named() -> None:
+    assert grammar_kinds({}) == ()
+    assert grammar_kinds({"guided_decoding_backend": None}) == ()
+    assert GrammarKind.EBNF in grammar_kinds({"guided_decoding_backend": "xgrammar"})
+    assert GrammarKind.EBNF not in grammar_kinds({"guided_decoding_backend": "llguidance"})
+
+
+def test_the_tokenizer_is_loaded_for_grammars_alone() -> None:
+    def skips(extra: dict[str, object]) -> object:
+        card = ModelCard(
+            name="tiny", tokenizer_path="", chat_template=None, bos_token="", eos_token="",
+            eos_token_ids=(), vocab_size=VOCAB_SIZE, max_seq_len=64,
+        )  # fmt: skip
+        options = TrtLlmOptions()
+        return llm_arguments(model="m", card=card, options=options, max_num_seqs=1, extra=extra)[
+            "skip_tokenizer_init"
+        ]
+
+    assert skips({})
+    assert not skips({"guided_decoding_backend": "xgrammar"})
 
 
 def translate(

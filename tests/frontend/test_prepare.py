@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -12,6 +13,7 @@ from fastserve.api.dialect import ChatDialect, CompletionDialect
 from fastserve.errors import ContextLengthExceeded, InvalidRequest
 from fastserve.frontend.model import Model
 from fastserve.frontend.prepare import prepare_chat, prepare_completion
+from fastserve.generation import Grammar, GrammarKind
 from tests.frontend.stage import END, MAX_SEQ_LEN, USER, VOCAB_SIZE
 
 if TYPE_CHECKING:
@@ -220,3 +222,19 @@ def test_an_echo_in_a_chat_is_of_the_assistants_last_message(
     messages = [{"role": "user", "content": "hi"}, {"role": role, "content": "so"}]
     prepared = prepare_chat(orjson.dumps({"messages": messages} | fields), model)
     assert prepared.prompts[0].echo == echo
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_grammar_goes_to_an_engine_that_can_follow_it(card: ModelCard, *, stream: bool) -> None:
+    model = Model(replace(card, grammar_kinds=(GrammarKind.REGEX,)), template_bytes_max=1000)
+    asked = {"max_tokens": 2, "n": 2, "stream": stream}
+    grammar = Grammar(kind=GrammarKind.REGEX, source="a", param="regex")
+    for prepared in (
+        chat(model, "hi", regex="a", **asked),
+        completion(model, prompt="hi", regex="a", **asked),
+    ):
+        assert [sampling.grammar for _, sampling in prepared.choices()] == [grammar] * 2
+    for prepare in (partial(chat, model, "hi"), partial(completion, model, prompt="hi")):
+        with pytest.raises(InvalidRequest, match="cannot follow a JSON schema") as caught:
+            prepare(response_format={"type": "json_object"}, **asked)
+        assert caught.value.param == "response_format"

@@ -13,6 +13,7 @@ Knows nothing of lanes, HTTP or text.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import select
 import time
@@ -29,6 +30,7 @@ from fastserve.engine.ranks import RankWatch
 from fastserve.engine.trtllm_api import (
     SamplingTranslator,
     TrtLlmOptions,
+    grammar_kinds,
     import_library,
     llm_arguments,
     read_extra_options,
@@ -111,7 +113,8 @@ class TensorRTLLMEngine:
         self._model = _model_directory(self._model)
         if self._options.extra_options_path is not None:
             self._extra = read_extra_options(Path(self._options.extra_options_path))
-        self._card = self._describe()
+        kinds = grammar_kinds(self._extra)
+        self._card = dataclasses.replace(self._describe(), grammar_kinds=kinds)
         return self._card
 
     def load(self, progress: Callable[[float], None]) -> None:

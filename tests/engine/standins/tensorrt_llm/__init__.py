@@ -26,6 +26,7 @@ ARGUMENTS = {
     "pipeline_parallel_size", "context_parallel_size", "moe_expert_parallel_size",
     "max_batch_size", "max_beam_width", "max_seq_len", "max_num_tokens", "kv_cache_config",
     "enable_chunked_prefill", "enable_iter_perf_stats", "stream_interval", "sampler_type",
+    "guided_decoding_backend",
 }  # fmt: skip
 
 
@@ -50,6 +51,7 @@ class SamplingParams:
     frequency_penalty: float | None = None
     min_p: float | None = None
     logprobs: int | None = None
+    guided_decoding: Any = None
     ignore_eos: bool = False
     detokenize: bool = True
 
