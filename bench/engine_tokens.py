@@ -53,6 +53,7 @@ def measure(*, running: int, seconds: float, lanes: int = 1) -> dict[str, float]
                 sim=config.sim,
             ),
             lane_config=config.lane,
+            log=config.log,
         )
         control, theirs = ControlSocket.pair()
         process = multiprocessing.get_context("spawn").Process(

@@ -72,6 +72,14 @@ class ServerConfig(Section):
     engine: Literal["llamacpp", "sim", "trtllm"] = setting(
         "llamacpp", "What generates: llama.cpp on the CPU, a simulation, or TensorRT-LLM."
     )
+    dp_size: int = setting(
+        1,
+        "Ranks of the engine, each with the whole model, that requests are shared out to; more "
+        "than one for llamacpp and sim, over MPI.",
+        unit="ranks",
+        at_least=1,
+        at_most=64,
+    )
     host: str = setting("127.0.0.1", "The address to listen on.", placeholder="ADDRESS")
     port: int = setting(
         8000, "The TCP port to listen on; 0: one that is free.", at_least=0, at_most=65_535
@@ -180,6 +188,11 @@ class ServerConfig(Section):
             raise ConfigError("server.port_file: without server.tcp there is no port")
         if "" in self.served_model_name:
             raise ConfigError("server.served_model_name: a name is not empty")
+        if self.dp_size > 1 and self.engine == "trtllm":
+            raise ConfigError(
+                f"server.dp_size: {self.dp_size} ranks are for llamacpp and sim; trtllm spreads by "
+                "itself, see [trtllm]"
+            )
         if not OCTAL_MODE.fullmatch(self.uds_mode):
             raise ConfigError(f"server.uds_mode: {self.uds_mode!r} is not octal, such as 0660")
         if self.root_path is not None and not ROOT_PATH.fullmatch(self.root_path):
@@ -317,7 +330,7 @@ class LlamaCppConfig(Section):
 
     threads: int = setting(
         0,
-        "Threads that compute; 0: as many as there are cores to use.",
+        "Threads that compute, of each rank; 0: as many as there are cores to use, shared out.",
         unit="threads",
         at_least=0,
         at_most=1024,
@@ -335,8 +348,9 @@ class LlamaCppConfig(Section):
     )
     kv_cache_tokens: int = setting(
         0,
-        "The KV cache, reserved at the start: as many sequences of max_seq_len run at once as fit. "
-        "0: as many as may run by max_num_seqs, within an eighth of the memory there is.",
+        "The KV cache of each rank, reserved at the start: as many sequences of max_seq_len run at "
+        "once as fit. 0: as many as may run by max_num_seqs, within an eighth of the memory there "
+        "is, shared out.",
         unit="tokens",
         at_least=0,
         at_most=1 << 30,

@@ -2,7 +2,7 @@
 
 One SOCK_SEQPACKET pair per child: a message is a packet, so nothing has to be framed, and the end
 of the other side reads as end of file. A send never blocks: a child that does not read (stopped,
-wedged) must not hold its supervisor.
+wedged) must not hold its supervisor. An engine's rank 0 has the same with each of its other ranks.
 
 Not a lane: no request or token ever passes here.
 """
@@ -10,14 +10,17 @@ Not a lane: no request or token ever passes here.
 from __future__ import annotations
 
 import socket
+import struct
 from typing import TYPE_CHECKING
 
 import msgspec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 _PACKET_BYTES_MAX = 65536
+_UCRED = struct.Struct("iII")
 
 
 class Progress(msgspec.Struct, frozen=True, tag="progress"):
@@ -52,8 +55,20 @@ class Beat(msgspec.Struct, frozen=True, tag="beat"):
     steps: int
 
 
+class Load(msgspec.Struct, frozen=True, tag="load"):
+    """Rank -> rank 0, at every heartbeat: the fields of its lane.messages.Heartbeat."""
+
+    heartbeat: dict[str, bool | int | float]
+
+
+class Ended(msgspec.Struct, frozen=True, tag="ended"):
+    """Rank -> rank 0: these requests have ended, or were refused."""
+
+    request_ids: list[int]
+
+
 class Stop(msgspec.Struct, frozen=True, tag="stop"):
-    """Supervisor -> engine: every acceptor has ended; close in order."""
+    """Supervisor -> engine, rank 0 -> ranks: every acceptor has ended; close in order."""
 
 
 class Drain(msgspec.Struct, frozen=True, tag="drain"):
@@ -84,7 +99,10 @@ class LaneStuck(msgspec.Struct, frozen=True, tag="lane_stuck"):
 
 
 class EngineGone(msgspec.Struct, frozen=True, tag="engine_gone"):
-    """Supervisor -> acceptor: the engine is dead, and this is why. True until EngineSpawned."""
+    """Supervisor -> acceptor: the engine is dead, and this is why. True until EngineSpawned.
+
+    Rank -> rank 0 -> supervisor: the same, as last words.
+    """
 
     reason: str
 
@@ -101,6 +119,8 @@ ControlMessage = (
     | Failed
     | Crashed
     | Beat
+    | Load
+    | Ended
     | Stop
     | Drain
     | LaneClosed
@@ -125,6 +145,13 @@ class ControlSocket:
         """Return the supervisor's end, and the socket to hand to the child."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         return cls(ours), theirs
+
+    @classmethod
+    def connect(cls, path: Path) -> ControlSocket:
+        """Return the end of whoever connects to a ControlListener. Raises OSError."""
+        end = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        end.connect(str(path))
+        return cls(end)
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -157,3 +184,33 @@ class ControlSocket:
     def close(self) -> None:
         self.closed = True
         self._socket.close()
+
+
+class ControlListener:
+    """A socket at `path` that others connect to, each of them a process known by its pid."""
+
+    def __init__(self, path: Path, *, backlog: int) -> None:
+        self._path = path
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.setblocking(False)
+        self._socket.bind(str(path))
+        self._socket.listen(backlog)
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def accept(self) -> Iterator[tuple[int, ControlSocket]]:
+        """Yield the pid and the socket of each that has connected. Does not wait."""
+        while True:
+            try:
+                end, _ = self._socket.accept()
+            except BlockingIOError:
+                return
+            # unix(7): struct ucred, of the process that has called connect().
+            credentials = end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+            yield _UCRED.unpack(credentials)[0], ControlSocket(end)
+
+    def close(self) -> None:
+        """Nobody can connect any more; those that have stay."""
+        self._socket.close()
+        self._path.unlink(missing_ok=True)

@@ -2,6 +2,7 @@
 
     supervisor                 this process
       engine                   hosts one adapter; binds the ingress
+        rank 1..N-1            MPI's, if there are several; the engine is rank 0
       acceptor 0..K-1          HTTP, text <-> tokens; each binds its lane
 
 What the supervisor owns is made here, in the order in which things can be refused: credentials, the
@@ -14,6 +15,7 @@ Exit codes: 0 orderly, 2 configuration, 3 crash loop, 70 engine dead, 130 and 14
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.util
 import os
 import platform
@@ -37,15 +39,20 @@ from fastserve.metrics.exposition import ServerInfo
 from fastserve.metrics.meter import Meter
 from fastserve.supervisor.child import Child, ChildSpec
 from fastserve.supervisor.display import Display
+from fastserve.supervisor.launched import Place, apart
 from fastserve.supervisor.listener import Listeners
+from fastserve.supervisor.outcome import Deadlines
 from fastserve.supervisor.policy import RespawnPolicy
 from fastserve.supervisor.run_directory import RunDirectory
 from fastserve.supervisor.signals import Signals
-from fastserve.supervisor.supervisor import Deadlines, Supervisor
+from fastserve.supervisor.supervisor import Supervisor
 from fastserve.world import is_launched, refuse_copies, refuse_respawn
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from fastserve.config import Config
+    from fastserve.config_observing import LogConfig
     from fastserve.credentials import CredentialFiles
 
 # OpenMP threads that wait in a spin would take the cores from the acceptors; the library reads this
@@ -63,6 +70,38 @@ def launch(config: Config) -> int:
     """Run a server until it ends; return its exit code. Raises ConfigError before any process."""
     if sys.platform != "linux":
         raise ConfigError("fastserve needs Linux: pidfd, memfd and epoll")
+    place = Place.of_environment(os.environ)
+    if config.server.dp_size == 1:
+        return _serve(config)
+    _check_ranks(config.server.dp_size, place)
+    if place.size == 1:
+        return _serve(config)
+    if place.rank:
+        os.environ.update(_ENGINE_ENVIRONMENT)
+        be_rank: Callable[[int, LogConfig], int] = importlib.import_module(
+            "fastserve.engine.rank"
+        ).be_rank_of_world
+        return be_rank(place.rank, config.log)
+    return apart(lambda go_between: _serve(config, go_between=go_between))
+
+
+def _check_ranks(dp_size: int, place: Place) -> None:
+    """Raises ConfigError."""
+    if importlib.util.find_spec("mpi4py") is None:
+        raise ConfigError(
+            f"server.dp_size: {dp_size} ranks need MPI; pip install 'fastserve[mpi]' brings one"
+        )
+    if place.size not in (1, dp_size):
+        raise ConfigError(
+            f"server.dp_size: {dp_size} is not the number of ranks that the launcher has started, "
+            f"{place.size}"
+        )
+
+
+def _serve(config: Config, *, go_between: int | None = None) -> int:
+    """`go_between`: a pidfd of what the launcher knows, where the engine is part of its world."""
+    if go_between is not None and config.engine.respawn:
+        raise ConfigError("engine.respawn: a launcher does not start the ranks of an engine again")
     setproctitle("fastserve: supervisor")
     logging.configure(process="supervisor", level=config.log.level, format=config.log.format)
     logging.log_uncaught()
@@ -99,7 +138,7 @@ def launch(config: Config) -> int:
             key=secrets.token_bytes(32),
             board=Board.make(config.server.frontends, recent_max=config.metrics.perf_requests_max),
         )
-        return _supervisor(shared, display).run(signals)
+        return _supervisor(shared, display, go_between=go_between).run(signals)
 
 
 def bind_listeners(config: Config) -> Listeners:
@@ -147,14 +186,14 @@ class _Shared:
     board: Board
 
 
-def _supervisor(shared: _Shared, display: Display) -> Supervisor:
+def _supervisor(shared: _Shared, display: Display, *, go_between: int | None) -> Supervisor:
     config, board = shared.config, shared.board
     counts = Meter(board.supervisor_numbers())
 
     def child(spec: ChildSpec) -> Child:
         return Child(spec, log_level=config.log.level, log_format=config.log.format)
 
-    engine = child(_engine(shared))
+    engine = child(_engine(shared, of_world=go_between is not None))
     return Supervisor(
         engine=engine,
         acceptors=[
@@ -174,6 +213,7 @@ def _supervisor(shared: _Shared, display: Display) -> Supervisor:
         on_respawn=lambda child, reason: counts.count(
             RESPAWNS, "engine" if child.spec.essential else "acceptor", reason
         ),
+        go_between=go_between,
     )
 
 
@@ -184,7 +224,7 @@ def _row_of(child: Child, board: Board) -> Meter:
     return Meter(board.numbers(int(child.spec.name.rpartition("-")[2])))
 
 
-def _engine(shared: _Shared) -> ChildSpec:
+def _engine(shared: _Shared, *, of_world: bool) -> ChildSpec:
     config = shared.config
     settings = engine_settings(config)
     return ChildSpec(
@@ -198,7 +238,9 @@ def _engine(shared: _Shared) -> ChildSpec:
             board=shared.board,
             settings=settings,
             lane_config=config.lane,
+            log=config.log,
             launcher=LauncherDescriptor.of_environment(),
+            world_of_launcher=of_world,
         ),
         essential=True,
         own_session=True,

@@ -85,6 +85,25 @@ def keep_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
+def entitle(title: str) -> None:
+    """Show `title` in ps."""
+    setproctitle(title)
+
+
+def settle_rank(rank: int, *, log_level: str, log_format: str) -> None:
+    """Become that rank of the engine, in a process that MPI's launcher has started.
+
+    It ends when rank 0 says so or is gone. Its launcher passes on to it whatever signal it is sent
+    itself, and the supervisor alone decides what those mean.
+    """
+    setproctitle(f"fastserve: rank {rank}")
+    logging.configure(process=f"rank-{rank}", level=log_level, format=log_format)
+    logging.log_uncaught()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+
+
 def settle(identity: Identity) -> None:
     """Take the name, and tie this process to its parent, which `supervisor_pid` says."""
     if identity.own_session:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from multiprocessing.reduction import DupFd
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         ServerConfig,
         SimConfig,
     )
+    from fastserve.config_observing import LogConfig
     from fastserve.config_trtllm import TrtLlmConfig
     from fastserve.metrics.board import Board
 
@@ -55,13 +56,29 @@ def _restore(duplicate: Any) -> LauncherDescriptor:  # noqa: ANN401 (DupFd's, wh
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineArguments:
-    """Everything that the engine is given, in its spawn arguments. `key` signs the lanes."""
+class RankArguments:
+    """What every rank of an engine is given. `key` signs the lanes."""
 
     run_directory: str
     incarnation: int
     key: bytes
-    board: Board
     settings: EngineSettings
     lane_config: LaneConfig
+    log: LogConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineArguments(RankArguments):
+    """Everything that the engine is given, in its spawn arguments.
+
+    `world_of_launcher`: a launcher has started the other ranks, which else the engine does.
+    """
+
+    board: Board
     launcher: LauncherDescriptor | None = None
+    world_of_launcher: bool = False
+
+    def for_ranks(self) -> RankArguments:
+        """What goes to the other ranks: no descriptor of this process."""
+        names = [one.name for one in fields(RankArguments)]
+        return RankArguments(**{name: getattr(self, name) for name in names})

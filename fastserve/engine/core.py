@@ -68,10 +68,13 @@ class EngineCore:
         """
         self._card = self._engine.describe()
         self._pump()
-        self._engine.load(self._on_progress)
+        self._load()
         self._ready = True
         self._heartbeat_due_s = time.monotonic()
         self._control.send(Ready(self._card.name))
+
+    def _load(self) -> None:
+        self._engine.load(self._on_progress)
 
     def run(self) -> None:
         """Receive, step, send -- until told to stop."""
@@ -167,6 +170,9 @@ class EngineCore:
             log.warning_burst("submit of a dead acceptor", id=request.request_id)
             self._figures.stale_submit()
             return
+        self._add(request, in_flight)
+
+    def _add(self, request: Submit, in_flight: set[RequestId]) -> None:
         try:
             if not self._ready:
                 raise GenerationFailed("the model is still loading")
@@ -189,9 +195,12 @@ class EngineCore:
         self._close_lane(message.lane)
         self._lanes.attach(message.lane, incarnation=message.incarnation, address=message.address)
         self._in_flight[message.lane] = set()
+        self._greet(message.lane)
+
+    def _greet(self, lane: int) -> None:
         assert self._card is not None, "lanes are read only once the card is known"
-        self._lanes.send(message.lane, Attached(self._card))
-        self._lanes.send(message.lane, self._heartbeat())
+        self._lanes.send(lane, Attached(self._card))
+        self._lanes.send(lane, self._heartbeat())
 
     def _detach(self, lane: int, incarnation: int) -> None:
         if incarnation == self._lanes.incarnation(lane):
@@ -224,11 +233,13 @@ class EngineCore:
         if now_s < self._heartbeat_due_s:
             return
         self._heartbeat_due_s = now_s + self._heartbeat_interval_s
-        heartbeat = self._heartbeat()
+        self._tell(self._heartbeat())
+
+    def _tell(self, heartbeat: Heartbeat) -> None:
         self._lanes.send_all(heartbeat)
         self._figures.beat(heartbeat, self._lanes)
         busy = heartbeat.num_running + heartbeat.num_waiting > 0
-        self._control.send(Beat(ready=self._ready, busy=busy, steps=self._steps))
+        self._control.send(Beat(ready=self._ready, busy=busy, steps=heartbeat.steps))
 
     def _heartbeat(self) -> Heartbeat:
         stats = self._engine.stats()

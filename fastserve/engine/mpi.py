@@ -9,7 +9,7 @@ for ever. So only mpi4py's manager thread makes such calls, every wait here has 
 ranks are watched through the kernel (mpi_watch.py). At the moment a rank is found lost, that
 thread is taken out of everything that would wait for it (mpi_release.py).
 
-The one file that imports mpi4py. Knows nothing of what the ranks do.
+Knows nothing of what the ranks do.
 """
 
 from __future__ import annotations
@@ -17,16 +17,14 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import enum
-import importlib
 import os
 import select
-import sys
 import threading
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastserve.engine import mpi_shm
+from fastserve.engine.mpi_library import finalize, find_launcher, import_futures, import_mpi
 from fastserve.engine.mpi_release import broken, fail, pool_of, release
 from fastserve.engine.mpi_watch import IdentityWatch, RankIdentity, descendants, kill_all
 from fastserve.errors import EngineDead, StartError
@@ -35,7 +33,6 @@ from fastserve.log import get_logger
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
     from concurrent.futures import Future
-    from types import ModuleType
 
     from fastserve.engine.mpi_release import PoolExecutor
     from fastserve.engine.mpi_watch import ProcessKey
@@ -50,7 +47,7 @@ FUTURES_GRACE_S = 1.0
 START_TIMEOUT_S = 60.0
 SHUTDOWN_TIMEOUT_S = 60.0
 
-# Between two looks at what has no descriptor: the pool's start, its thread's end.
+# Between two looks at what has no descriptor: the pool's start, its thread's end, its results.
 _POLL_S = 0.02
 
 # Once all ranks are gone, the manager thread has nothing left to wait for.
@@ -87,20 +84,24 @@ class MpiSession:
     reason = ""
     exit_is_free = True
     """Whether the interpreter can end by itself. If not, only os._exit ends the process."""
-    _rank_first = 0
 
     def __init__(
         self,
         size: int,
         *,
+        rank_first: int = 0,
         initializer: Callable[..., object] | None = None,
         initargs: tuple[object, ...] = (),
         path: tuple[str, ...] = (),
     ) -> None:
-        """`initializer(*initargs)` runs first on each rank. `path`: more for their sys.path."""
+        """`initializer(*initargs)` runs first on each rank. `path`: more for their sys.path.
+
+        `rank_first`: the number of the first of them; 1 where this process counts as rank 0.
+        """
         self.size = size
+        self._rank_first = rank_first
         self.ranks: list[RankIdentity] = []
-        self._options: dict[str, Any] = {"path": list(path), "main": False}
+        self._options: dict[str, Any] = {"path": list(path), "main": False, "backoff": _POLL_S}
         if initializer is not None:
             self._options |= {"initializer": initializer, "initargs": initargs}
         self._executor: PoolExecutor | None = None
@@ -147,8 +148,8 @@ class MpiSession:
         # A launcher that loses a rank kills the process group of whoever has spawned it.
         if os.getpgrp() != os.getpid():
             raise StartError("an MPI job needs a session of its own (setsid)")
-        _find_launcher()
-        futures = _import_futures()
+        find_launcher()
+        futures = import_futures()
         executor = futures.MPIPoolExecutor(max_workers=self.size, **self._options)
         started: PoolExecutor = executor.bootup(wait=False)
         return started
@@ -398,17 +399,15 @@ class MpiWorld(MpiSession):
     does once rank 0 has exited without MPI_Finalize, as by os._exit.
     """
 
-    _rank_first = 1
-
     def __init__(self) -> None:
-        super().__init__(0)
+        super().__init__(0, rank_first=1)
 
     def _leave(self, deadline_s: float) -> bool:
         # Collective. Afterwards this process can make no MPI call.
         return finalize(timeout_s=deadline_s - time.monotonic())
 
     def _make_executor(self) -> PoolExecutor:
-        futures = _import_futures()
+        futures = import_futures()
         world = import_mpi().COMM_WORLD
         self.size = world.Get_size() - 1
         if self.size < 1 or world.Get_rank() != 0:
@@ -431,62 +430,17 @@ def serve() -> None:
     ends those whose rank 0 is gone.
     """
     world = import_mpi().COMM_WORLD
-    with _import_futures().MPICommExecutor(world, root=0):
+    with import_futures().MPICommExecutor(world, root=0):
         pass
     import_mpi().Finalize()
 
 
-def finalize(*, timeout_s: float) -> bool:
-    """Call MPI_Finalize, which waits for the other ranks; return whether it ended in time.
-
-    For a process in which MPI is in use, whoever has begun that: launchers count one that exits
-    without it as crashed. Does nothing in others.
-    """
-    loaded = sys.modules.get("mpi4py.MPI")
-    if loaded is None or loaded.Is_finalized():
-        return True
-    thread = threading.Thread(target=loaded.Finalize, name="mpi-finalize", daemon=True)
-    thread.start()
-    thread.join(max(timeout_s, 0.0))
-    return not thread.is_alive()
-
-
-def import_mpi() -> ModuleType:
-    """Import mpi4py.MPI, which is MPI_Init. Raises StartError if there is no MPI to use.
-
-    Unless somebody else has imported it before, the end of the interpreter is not MPI_Finalize:
-    that would wait for dead ranks, or crash. See finalize().
-    """
-    _import("mpi4py").rc.finalize = False
-    return _import("mpi4py.MPI")
-
-
-def _import_futures() -> ModuleType:
-    import_mpi()
-    return _import("mpi4py.futures")
-
-
-def _import(name: str) -> ModuleType:
-    try:
-        return importlib.import_module(name)
-    # Where the library of MPI is missing or unusable this is a RuntimeError, or worse.
-    except Exception as error:
-        raise StartError(
-            f"MPI cannot be used ({type(error).__name__}: {error}); "
-            "pip install 'fastserve[mpi]' brings one"
-        ) from error
-
-
-def _find_launcher() -> None:
-    """Put this environment's programs on PATH: an MPI from a wheel starts its mpiexec by name."""
-    programs = str(Path(sys.prefix) / "bin")
-    path = os.environ.get("PATH", os.defpath)
-    if programs not in path.split(os.pathsep) and (Path(programs) / "mpiexec").exists():
-        os.environ["PATH"] = f"{programs}{os.pathsep}{path}"
+def worker_rank() -> int:
+    """On a rank that does what a session says: its number among those, from 0."""
+    return int(import_futures().get_comm_workers().Get_rank())
 
 
 def _who_are_you(rank_first: int) -> RankIdentity:
     """On each rank. All take part in the barrier, so none answers twice."""
-    workers = _import_futures().get_comm_workers()
-    workers.Barrier()
-    return RankIdentity.of_this_process(rank=rank_first + int(workers.Get_rank()))
+    import_futures().get_comm_workers().Barrier()
+    return RankIdentity.of_this_process(rank=rank_first + worker_rank())

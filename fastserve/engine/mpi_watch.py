@@ -41,10 +41,19 @@ class RankIdentity:
     @classmethod
     def of_this_process(cls, *, rank: int) -> RankIdentity:
         """Return who this process is, for `rank` to tell the others."""
+        return cls.of(os.getpid(), rank=rank)
+
+    @classmethod
+    def of(cls, pid: int, *, rank: int) -> RankIdentity:
+        """Return who `pid` is, as seen from here. Raises ProcessLookupError."""
+        try:
+            started_s = psutil.Process(pid).create_time()
+        except psutil.NoSuchProcess:
+            raise ProcessLookupError(f"there is no process {pid}") from None
         return cls(
             rank=rank,
-            pid=os.getpid(),
-            started_s=psutil.Process().create_time(),
+            pid=pid,
+            started_s=started_s,
             host=socket.gethostname(),
             pid_namespace=_pid_namespace(),
         )

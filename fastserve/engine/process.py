@@ -1,4 +1,7 @@
-"""The engine process: one adapter behind the lanes. The only process that loads a model library."""
+"""The engine process: one adapter behind the lanes. The only process that loads a model library.
+
+Where there are several ranks, this is rank 0.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,12 @@ if TYPE_CHECKING:
 
 def main(control: ControlSocket, arguments: EngineArguments) -> None:
     """Be the engine: the entry point of its process. Raises StartError."""
+    if arguments.settings.server.dp_size > 1:
+        # What it imports is of no use to a single one.
+        from fastserve.engine import rank_zero  # noqa: PLC0415
+
+        rank_zero.main(control, arguments)
+        return
     run_directory = Path(arguments.run_directory)
     lanes = LaneServer(
         run_directory=run_directory,

@@ -43,6 +43,7 @@ def make_engine(settings: EngineSettings, *, run_directory: Path) -> Engine:
                 prefill_target_ms=settings.llamacpp.prefill_target_ms,
                 prefix_cache_bytes_max=settings.llamacpp.prefix_cache_bytes_max,
                 threads=settings.llamacpp.threads,
+                memory_shared_by=settings.server.dp_size,
                 fallback_directory=run_directory,
             )
         case "sim":

@@ -29,12 +29,14 @@ if TYPE_CHECKING:
 _COMPANY_S = 0.001
 
 
-def ingress_address(run_directory: Path, *, engine_incarnation: int) -> str:
+def ingress_address(run_directory: Path, *, engine_incarnation: int, rank: int = 0) -> str:
     """Return where that incarnation of the engine listens for every acceptor.
 
-    Each has its own, so that no message meant for a dead one reaches its successor.
+    Each has its own, so that no message meant for a dead one reaches its successor. So has each of
+    its ranks, where there are several: to those other than 0, rank 0 speaks.
     """
-    return f"ipc://{run_directory}/ingress-{engine_incarnation}"
+    suffix = f"-{rank}" if rank else ""
+    return f"ipc://{run_directory}/ingress-{engine_incarnation}{suffix}"
 
 
 class LaneClient:

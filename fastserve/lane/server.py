@@ -9,6 +9,7 @@ Knows nothing of the engine core, which decides what a message means.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections import deque
 from typing import TYPE_CHECKING, cast
@@ -19,14 +20,15 @@ from fastserve.lane.client import ingress_address
 from fastserve.lane.codec import BadFrame, Codec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from fastserve.lane.messages import ToAcceptor, ToEngine
 
 
-class _Lane:
-    """One attached acceptor: its socket, and the frames that the socket did not take yet."""
+class Outlet:
+    """One reader, such as an attached acceptor: the socket that goes to it, and the frames that the
+    socket did not take yet."""
 
     __slots__ = ("full_since_s", "held", "incarnation", "socket")
 
@@ -35,6 +37,17 @@ class _Lane:
         self.incarnation = incarnation
         self.held: deque[bytes] = deque()
         self.full_since_s = 0.0
+
+    def send(self, frame: bytes) -> None:
+        """Send, or hold while the reader is full."""
+        if not self.held:
+            try:
+                self.socket.send(frame, zmq.NOBLOCK)
+            except zmq.Again:
+                self.full_since_s = time.monotonic()
+            else:
+                return
+        self.held.append(frame)
 
     def flush(self, now_s: float) -> None:
         while self.held:
@@ -60,18 +73,23 @@ class LaneServer:
         key: bytes,
         in_flight_frames_max: int,
         full_timeout_s: float,
+        rank: int = 0,
     ) -> None:
+        """`rank`: of several, which this one is; the ingress of 0 is where acceptors submit."""
         self.bad_frames = 0
         self.frames_not_attached = 0
         self.frames_detached = 0
         self._codec = Codec(key)
         self._in_flight_frames_max = in_flight_frames_max
         self._full_timeout_s = full_timeout_s
-        self._lanes: dict[int, _Lane] = {}
+        self._lanes: dict[int, Outlet] = {}
         self._context = zmq.Context()
         self._ingress = self._context.socket(zmq.PULL)
         self._ingress.set_hwm(in_flight_frames_max)
-        self._ingress.bind(ingress_address(run_directory, engine_incarnation=engine_incarnation))
+        self._address_of = functools.partial(
+            ingress_address, run_directory, engine_incarnation=engine_incarnation
+        )
+        self._ingress.bind(self._address_of(rank=rank))
 
     @property
     def fd(self) -> int:
@@ -95,10 +113,20 @@ class LaneServer:
     def attach(self, lane: int, *, incarnation: int, address: str) -> None:
         """Answer `lane` at `address` from now on."""
         self.detach(lane)
+        self._lanes[lane] = self._outlet(address, incarnation=incarnation)
+
+    def _outlet(self, address: str, *, incarnation: int) -> Outlet:
         socket = self._context.socket(zmq.PUSH)
         socket.set_hwm(self._in_flight_frames_max)
         socket.connect(address)
-        self._lanes[lane] = _Lane(socket, incarnation=incarnation)
+        return Outlet(socket, incarnation=incarnation)
+
+    def relay(self, ranks: Iterable[int]) -> Relay:
+        """Return the way from here, rank 0, to the ingresses of `ranks`."""
+        outlets = {
+            rank: self._outlet(self._address_of(rank=rank), incarnation=rank) for rank in ranks
+        }
+        return Relay(outlets, self._codec, frames_held_max=self._in_flight_frames_max)
 
     def detach(self, lane: int) -> None:
         """Close `lane`, dropping what it has not taken; no harm if it is not attached."""
@@ -112,15 +140,7 @@ class LaneServer:
         if target is None:
             self.frames_not_attached += 1
             return
-        frame = self._codec.encode(message)
-        if not target.held:
-            try:
-                target.socket.send(frame, zmq.NOBLOCK)
-            except zmq.Again:
-                target.full_since_s = time.monotonic()
-            else:
-                return
-        target.held.append(frame)
+        target.send(self._codec.encode(message))
 
     def send_all(self, message: ToAcceptor) -> None:
         """Send `message` to every attached lane."""
@@ -160,3 +180,41 @@ class LaneServer:
         self._lanes.clear()
         self._ingress.close(linger=0)
         self._context.term()
+
+
+class Relay:
+    """From rank 0 to the other ranks: what acceptors have sent, in the order in which they did.
+
+    Nothing here blocks, and nothing is dropped: a rank that does not read is as good as dead, and
+    whoever watches the ranks ends it.
+    """
+
+    def __init__(self, outlets: dict[int, Outlet], codec: Codec, *, frames_held_max: int) -> None:
+        self._outlets = outlets
+        self._codec = codec
+        self._frames_held_max = frames_held_max
+
+    def send(self, rank: int, message: ToEngine) -> None:
+        self._outlets[rank].send(self._codec.encode(message))
+
+    def send_all(self, message: ToEngine) -> None:
+        """Send `message` to every rank but this."""
+        frame = self._codec.encode(message)
+        for outlet in self._outlets.values():
+            outlet.send(frame)
+
+    def full(self, rank: int) -> bool:
+        """Whether so much is held for `rank` that it should be given no more requests."""
+        return len(self._outlets[rank].held) >= self._frames_held_max
+
+    def flush(self) -> None:
+        """Send what is held."""
+        for outlet in self._outlets.values():
+            if outlet.held:
+                outlet.flush(time.monotonic())
+
+    def close(self) -> None:
+        """Drop what is held: to be called before the LaneServer is closed."""
+        for outlet in self._outlets.values():
+            outlet.socket.close(linger=0)
+        self._outlets.clear()

@@ -88,6 +88,7 @@ class Child:
         self.exited_s: list[float] = []
         self.failure = ""
         self.crash = ""
+        self.last_words = ""
         self._log_level = log_level
         self._log_format = log_format
 
@@ -103,7 +104,7 @@ class Child:
         self.enter(ChildState.STARTING)
         self.incarnation += 1
         self.exit_code = None
-        self.failure = self.crash = ""
+        self.failure = self.crash = self.last_words = ""
         self.control, theirs = ControlSocket.pair()
         identity = Identity(
             name=self.spec.name,

@@ -11,7 +11,6 @@ import os
 import selectors
 import signal
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fastserve.control import (
@@ -28,6 +27,7 @@ from fastserve.control import (
 )
 from fastserve.log import get_logger
 from fastserve.supervisor.child import ChildState
+from fastserve.supervisor.outcome import Deadlines, Outcome
 from fastserve.supervisor.policy import RespawnPolicy, Verdict, describe_exit, on_exit
 
 if TYPE_CHECKING:
@@ -55,37 +55,13 @@ _DEAD_DRAIN_SHARE = 0.6
 _DEAD_EXIT_SHARE = 0.9
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Deadlines:
-    """Seconds: for the engine to be ready, for it to finish a step while it has work, for an
-    acceptor to be seen, for requests to finish, for a process told to stop, and for clients to be
-    answered once the engine is dead."""
-
-    start_timeout_s: float
-    stall_kill_s: float
-    silent_timeout_s: float
-    drain_timeout_s: float
-    terminate_timeout_s: float
-    engine_dead_exit_timeout_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """Why the server ends, how long its requests may still take, and when an acceptor that is not
-    gone is killed."""
-
-    exit_code: int
-    reason: str
-    drain_timeout_s: float
-    exit_timeout_s: float
-
-
 class Supervisor:
     """One engine and its acceptors.
 
     `on_ready` is called once, `on_progress` as the model loads. `seen_s` tells when an acceptor's
     event loop last ran, by its number (monotonic). `on_exit` is called with every child that has
     exited, `on_respawn` with one that is started again, and why: died or replaced.
+    `go_between`: a pidfd of the process that stands for us before a launcher (launched.py).
     """
 
     def __init__(
@@ -101,6 +77,7 @@ class Supervisor:
         seen_s: Callable[[int], float],
         on_exit: Callable[[Child], None] = lambda _: None,
         on_respawn: Callable[[Child, str], None] = lambda _, __: None,
+        go_between: int | None = None,
     ) -> None:
         self._engine = engine
         self._acceptors = acceptors
@@ -114,6 +91,7 @@ class Supervisor:
         self._tell_exit = on_exit
         self._tell_respawn = on_respawn
         self._selector = selectors.DefaultSelector()
+        self._go_between = go_between
         self._outcome: Outcome | None = None
         self._engine_gone: EngineGone | None = None
         self._model_name = ""
@@ -134,6 +112,8 @@ class Supervisor:
         """
         self._selector.register(signals, selectors.EVENT_READ, self._on_signals)
         self._signals = signals
+        if self._go_between is not None:
+            self._selector.register(self._go_between, selectors.EVENT_READ, self._on_job_end)
         try:
             self._spawn_all()
             outcome = self._serve()
@@ -242,7 +222,7 @@ class Supervisor:
     def _poll(self, timeout_s: float) -> None:
         for key, _ in self._selector.select(max(timeout_s, 0.0)):
             # An earlier event of this round may have closed what a later one is about.
-            if key.fileobj in self._selector.get_map():
+            if self._selector.get_map().get(key.fd) is key:
                 key.data()
 
     def _poll_until(self, done: Callable[[], bool], *, timeout_s: float) -> None:
@@ -272,6 +252,19 @@ class Supervisor:
             )
 
     # ---- events
+
+    def _on_job_end(self) -> None:
+        """Once it has lost a rank, a launcher kills whatever it has started: of us, no more than
+        that process. The engine ends, too, and may know why."""
+        assert self._go_between is not None
+        self._selector.unregister(self._go_between)
+        if self._engine.state in (ChildState.STARTING, ChildState.RUNNING):
+            if not self._engine.control.closed:
+                self._on_control(self._engine)
+            how = self._engine.last_words or "the MPI launcher has ended the job"
+            reason = f"the engine died: {how}"
+            self._say_engine_gone(reason)
+            self._end_as_dead(EXIT_ENGINE_DEAD, reason)
 
     def _on_signals(self) -> None:
         for number in self._signals.received():
@@ -311,6 +304,8 @@ class Supervisor:
                 child.failure = reason
             case Crashed(error):
                 child.crash = error
+            case EngineGone(reason):
+                child.last_words = reason
             case Beat():
                 self._on_beat(message)
             case LaneStuck(lane, incarnation):
@@ -348,7 +343,7 @@ class Supervisor:
         was = child.state
         now_s = time.monotonic()
         code = child.reap(now_s=now_s)
-        how = child.failure or describe_exit(code, error=child.crash)
+        how = child.failure or child.last_words or describe_exit(code, error=child.crash)
         self._tell_exit(child)
         expected = was in (ChildState.DRAINING, ChildState.STOPPING)
         if child is self._engine:
@@ -371,10 +366,7 @@ class Supervisor:
 
     def _on_engine_death(self, how: str, *, failed_to_start: bool) -> None:
         reason = how if failed_to_start else f"the engine died: {how}"
-        self._engine_gone = EngineGone(reason)
-        for acceptor in self._acceptors:
-            if acceptor.alive:
-                acceptor.control.send(self._engine_gone)
+        self._say_engine_gone(reason)
         verdict = on_exit(
             essential=True,
             exits_s=self._engine.exited_s,
@@ -393,6 +385,15 @@ class Supervisor:
         code = EXIT_CONFIG if failed_to_start else EXIT_ENGINE_DEAD
         if self._outcome is not None and not failed_to_start:
             self._outcome = None  # dead while draining: that is what the exit code must say
+        self._end_as_dead(code, reason)
+
+    def _say_engine_gone(self, reason: str) -> None:
+        self._engine_gone = EngineGone(reason)
+        for acceptor in self._acceptors:
+            if acceptor.alive:
+                acceptor.control.send(self._engine_gone)
+
+    def _end_as_dead(self, code: int, reason: str) -> None:
         gone_s = self._deadlines.engine_dead_exit_timeout_s
         self._end(
             code,

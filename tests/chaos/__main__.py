@@ -27,11 +27,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
     parser.add_argument("--engine", choices=["sim", "embedded"], default="sim")
     parser.add_argument("--frontends", type=int, default=4)
+    parser.add_argument("--ranks", type=int, default=1, help="of the engine, over MPI")
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--blows", type=int, default=50, help="of each kind")
     parser.add_argument("--kind", action="append", help="this kind alone; may be repeated")
     options = parser.parse_args(argv)
-    known = kinds_for(options.engine)
+    known = kinds_for(options.engine, ranks=options.ranks)
     kinds = options.kind or known
     if unknown := set(kinds) - set(known):
         parser.error(f"no such kind for {options.engine}: {unknown}; known: {known}")
@@ -52,6 +53,7 @@ def main(argv: list[str] | None = None) -> int:
             Setup(
                 engine=options.engine,
                 frontends=options.frontends,
+                ranks=options.ranks,
                 clients=options.clients,
                 directory=Path(scratch),
             ),

@@ -73,8 +73,8 @@ class Struck:
 class Kind:
     """`errors`: what clients may be told; `cuts`: whether any connection may be cut, `stales`:
     whether any kept one may. `exit_codes`: none if the server must survive. `respawn`: whether it
-    needs an engine that is respawned, or one that is not. `replaces`: how the names begin of the
-    processes that may be others after it."""
+    needs an engine that is respawned, or one that is not; `ranked`: one of several ranks.
+    `replaces`: how the names begin of the processes that may be others after it."""
 
     strike: Callable[[Scene, Blow], Struck]
     errors: frozenset[str] = _NONE
@@ -83,6 +83,7 @@ class Kind:
     exit_codes: frozenset[int] = frozenset()
     respawn: bool | None = None
     scripted: bool = False
+    ranked: bool = False
     replaces: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
     over_within_s: float = 40.0
@@ -93,11 +94,14 @@ class Kind:
 class Scene:
     """A running server under load, with hands on its processes."""
 
-    def __init__(self, server: Server, load: Load, *, engine: Engine, frontends: int) -> None:
+    def __init__(
+        self, server: Server, load: Load, *, engine: Engine, frontends: int, ranks: int = 1
+    ) -> None:
         self.engine = engine
         self.server = server
         self.load = load
         self.frontends = frontends
+        self.ranks = ranks
 
     def processes(self) -> dict[str, psutil.Process]:
         """Every process by name: engine, supervisor, acceptor 0, ..."""
@@ -115,7 +119,7 @@ class Scene:
         now = self.processes()
         if any(name not in now or now[name].pid == pid for name, pid in victims.items()):
             return False
-        if len(now) != self.frontends + 2:
+        if len(now) != self.frontends + 1 + self.ranks:
             return False
         # Whoever of the acceptors answers.
         return all(self.server.get("/ready")[0] == 200 for _ in range(2))
@@ -185,6 +189,15 @@ def _stop_successor(scene: Scene, blow: Blow) -> Struck:
 def _strike_engine(scene: Scene, _blow: Blow, *, number: int) -> Struck:
     victim = scene.find("engine")
     struck = Struck(at_s=time.monotonic(), recovered=_engine_replaced(scene, victim))
+    victim.send_signal(number)
+    return struck
+
+
+def _strike_rank(scene: Scene, blow: Blow, *, number: int) -> Struck:
+    """One of the ranks that the engine has started: its end is the engine's."""
+    engine = scene.find("engine")
+    victim = scene.find(f"rank {1 + blow.lane % (scene.ranks - 1)}")
+    struck = Struck(at_s=time.monotonic(), recovered=_engine_replaced(scene, engine))
     victim.send_signal(number)
     return struck
 
@@ -365,6 +378,19 @@ def _engine_kinds() -> dict[str, Kind]:
         "hang": (_script_engine, True),
     }
     kinds = {}
+    for name, number in (("kill", _SIGKILL), ("stop", signal.SIGSTOP)):
+        strike_rank = partial(_strike_rank, number=number)
+        kinds[f"rank {name}"] = Kind(
+            strike=strike_rank, ranked=True, errors=_ENGINE_GONE, stales=True, respawn=False,
+            exit_codes=frozenset({70}),
+        )  # fmt: skip
+        kinds[f"rank {name}, respawned"] = Kind(
+            strike=strike_rank,
+            ranked=True,
+            errors=_ENGINE_GONE,
+            respawn=True,
+            replaces=("engine",),
+        )
     for name, (strike, scripted) in deaths.items():
         kinds[f"engine {name}"] = Kind(
             strike=strike, scripted=scripted, errors=_ENGINE_GONE, stales=True, respawn=False,
@@ -470,9 +496,13 @@ class Life:
         return KINDS[self.last.kind].respawn is not False
 
 
-def kinds_for(engine: Engine) -> list[str]:
-    """The kinds that an engine can be dealt."""
-    return [name for name, kind in KINDS.items() if engine == "sim" or not kind.scripted]
+def kinds_for(engine: Engine, *, ranks: int = 1) -> list[str]:
+    """The kinds that an engine of so many ranks can be dealt."""
+    return [
+        name
+        for name, kind in KINDS.items()
+        if (engine == "sim" or not kind.scripted) and (ranks > 1 or not kind.ranked)
+    ]
 
 
 def plan(seed: int, kinds: Sequence[str], *, blows: int) -> list[Life]:

@@ -77,6 +77,7 @@ class Setup:
     frontends: int
     clients: int
     directory: Path
+    ranks: int = 1
 
 
 @dataclass(slots=True, kw_only=True)
@@ -119,7 +120,7 @@ class _Living:
         self._load = load
         self._server = Server(
             "--run-directory", str(setup.directory), "--frontends", str(setup.frontends),
-            *_ENGINE_FLAGS[setup.engine], *FLAGS,
+            "--dp-size", str(setup.ranks), *_ENGINE_FLAGS[setup.engine], *FLAGS,
             "--engine-respawn", "100" if life.respawn else "0",
             *KINDS[life.last.kind].flags,
         )  # fmt: skip
@@ -135,6 +136,7 @@ class _Living:
                 self._load,
                 engine=self._setup.engine,
                 frontends=self._setup.frontends,
+                ranks=self._setup.ranks,
             )
             for blow in (*self._life.survives, self._life.last):
                 outcomes.append(self._deal(scene, blow))
@@ -155,7 +157,7 @@ class _Living:
         kind = KINDS[blow.kind]
         try:
             before = scene.processes()
-            _check_tree(before, frontends=self._setup.frontends)
+            _check_tree(before, setup=self._setup)
             self._load.go()
             time.sleep(blow.after_s)
             struck = kind.strike(scene, blow)
@@ -201,9 +203,11 @@ class _Living:
         status, body = self._server.get("/health")
         assert (status, body["status"]) == (200, "ready"), body
         after = scene.processes()
-        _check_tree(after, frontends=self._setup.frontends)
+        _check_tree(after, setup=self._setup)
         others = {name for name in before if after[name] != before[name]}
-        assert all(name.startswith(kind.replaces) for name in others), f"replaced: {others}"
+        # An engine's other ranks end with it.
+        victims = (*kind.replaces, *(["rank"] if "engine" in kind.replaces else []))
+        assert all(name.startswith(victims) for name in others), f"replaced: {others}"
         [_] = self._setup.directory.iterdir()
 
     def _num_in_flight(self) -> tuple[int, int]:
@@ -271,8 +275,9 @@ def _never_accepted(kind: Kind, struck: Struck, result: Result) -> bool:
     return bool(kind.exit_codes) and late and result.verdict.detail != CUT_SHORT
 
 
-def _check_tree(processes: Mapping[str, object], *, frontends: int) -> None:
-    names = {"supervisor", "engine", *(f"acceptor {lane}" for lane in range(frontends))}
+def _check_tree(processes: Mapping[str, object], *, setup: Setup) -> None:
+    names = {"supervisor", "engine", *(f"acceptor {lane}" for lane in range(setup.frontends))}
+    names |= {f"rank {rank}" for rank in range(1, setup.ranks)}
     assert set(processes) == names, f"processes: {sorted(processes)}"
 
 

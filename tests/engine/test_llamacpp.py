@@ -659,6 +659,7 @@ def test_the_default_context_is_bounded_and_the_cache_decides_how_many_run() -> 
         ({}, 1 << 20, 1),
         ({}, 8 * 2048 * 23_040 * 5, 5),
         ({"max_seq_len": 512}, 8 * 2048 * 23_040 * 5, 20),
+        ({"memory_shared_by": 5}, 8 * 2048 * 23_040 * 5, 1),
         ({"max_num_seqs": 4}, 1 << 40, 4),
         ({"kv_cache_tokens": 10_000}, 1 << 40, 4),
         ({"kv_cache_tokens": 10_000, "max_num_seqs": 3}, 0, 3),

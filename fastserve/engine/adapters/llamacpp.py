@@ -56,6 +56,7 @@ class LlamaCppEngine:
         prefill_target_ms: float = 200.0,
         prefix_cache_bytes_max: int = 512 << 20,
         threads: int = 0,
+        memory_shared_by: int = 1,
         fallback_directory: Path | None = None,
     ) -> None:
         """`model`: a GGUF file, or None for the one that ships; `name`: what it is served as.
@@ -63,7 +64,7 @@ class LlamaCppEngine:
         `max_seq_len`: prompt and answer in tokens (default: what the model was trained for, at most
         2048). `max_num_seqs`: requests that run at once, up to 256 (0: 16 for each processor);
         fewer where the KV cache, of `kv_cache_tokens`, does not hold as many of `max_seq_len`. It
-        is reserved at once; 0: an eighth of the memory at most.
+        is reserved at once; 0: an eighth of the memory at most, parted between those who share it.
         `prefill_chunk_tokens`: prompt tokens in one step; fewer where they would hold up a step of
         decode by more than about `prefill_target_ms`. `prefix_cache_bytes_max`: what is kept for
         requests that begin alike; 0: nothing is reused. `threads` 0: the processors there are.
@@ -92,6 +93,7 @@ class LlamaCppEngine:
         self._prefill_target_ms = prefill_target_ms
         self._prefix_cache_bytes_max = prefix_cache_bytes_max
         self._threads = threads or available_cpus()
+        self._shared_by = memory_shared_by
         self._fallback_directory = fallback_directory
         self._path: Path | None = None
         self._card: ModelCard | None = None
@@ -150,7 +152,7 @@ class LlamaCppEngine:
         assert self._card is not None
         tokens = self._kv_cache_tokens
         if not tokens:
-            memory_bytes = available_memory_bytes() * _KV_CACHE_MEMORY_SHARE
+            memory_bytes = available_memory_bytes() * _KV_CACHE_MEMORY_SHARE / self._shared_by
             tokens = int(memory_bytes / model.kv_bytes_per_token)
         return max(1, min(tokens // self._card.max_seq_len, self._max_num_seqs))
 

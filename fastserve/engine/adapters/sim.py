@@ -24,6 +24,7 @@ import msgspec
 
 from fastserve.engine.checks import check_request
 from fastserve.engine.interface import EngineStats, StepOutputs
+from fastserve.engine.mpi_library import abort
 from fastserve.engine.waiting import WaitingQueue
 from fastserve.errors import InvalidRequest, StartError
 from fastserve.generation import Finish, FinishReason, TokenLogprob
@@ -47,6 +48,8 @@ Step = Annotated[int, msgspec.Meta(ge=0)]
 TokenId = Annotated[int, msgspec.Meta(ge=0)]
 # JSON has none of the numbers that engines get wrong. null is a NaN.
 Logprob = float | Literal["inf", "-inf"] | None
+# "mpi_abort" is for an engine of several ranks.
+DieBy = Literal["exception", "sigkill", "exit", "mpi_abort"]
 
 
 class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -66,7 +69,7 @@ class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     fail_at: Step | None = None
     hang_at: Step | None = None
     die_at: Step | None = None
-    die_by: Literal["exception", "sigkill", "exit"] = "sigkill"
+    die_by: DieBy = "sigkill"
 
 
 class _Request:
@@ -363,9 +366,11 @@ def _number(logprob: Logprob) -> float:
     return math.nan if logprob is None else float(logprob)
 
 
-def _die(how: Literal["exception", "sigkill", "exit"]) -> None:
+def _die(how: DieBy) -> None:
     if how == "exception":
         raise RuntimeError("scripted to die by an exception")
+    if how == "mpi_abort":
+        abort(1)
     if how == "exit":
         os._exit(1)
     os.kill(os.getpid(), signal.SIGKILL)

@@ -22,11 +22,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from fastserve.engine import mpi_shm
 from fastserve.engine.checks import check_request, refuse_script
 from fastserve.engine.interface import EngineStats, StepOutputs
-from fastserve.engine.mpi import finalize
+from fastserve.engine.mpi_find import find_ranks
+from fastserve.engine.mpi_library import finalize
 from fastserve.engine.mpi_release import release_all
-from fastserve.engine.ranks import RankWatch
+from fastserve.engine.mpi_watch import IdentityWatch
 from fastserve.engine.trtllm_api import (
     SamplingTranslator,
     TrtLlmOptions,
@@ -128,6 +130,7 @@ class TensorRTLLMEngine:
             max_num_seqs=self._max_num_seqs,
             extra=self._extra,
         )
+        mpi_shm.sweep()  # of an engine before this one that had no time to
         start = _Start(arguments)
         self._loading = GenerationLoop(start.make_llm, is_fatal=start.is_fatal)
         while not select.select((self._loading.fd,), (), (), _PROGRESS_INTERVAL_S)[0]:
@@ -238,7 +241,7 @@ class _Runner:
         self._running: set[int] = set()
         self._dead: EngineDead | None = None
         self._healthy_at_s = clock()
-        self._watch = RankWatch()
+        self._watch = IdentityWatch(find_ranks())
         # One descriptor for the pump: deltas, or the end of a rank.
         self._poll = select.epoll()
         self._poll.register(loop.fd, select.EPOLLIN)
@@ -248,7 +251,7 @@ class _Runner:
             model=card.name,
             max_seq_len=card.max_seq_len,
             library=f"tensorrt_llm {library.version}",
-            ranks=len(self._watch.pids),
+            ranks=len(self._watch.local),
         )
 
     def add(self, submit: Submit) -> None:
@@ -348,7 +351,7 @@ class _Runner:
             error = self._loop.error
             self._die(f"{type(error).__name__}: {error}", cause=error)
         elif exited := self._watch.exited():
-            self._die(f"MPI rank exited: pid {', '.join(map(str, exited))}")
+            self._die(f"{exited[0]} exited")
         elif now_s - self._healthy_at_s >= _PUMP_S:
             self._healthy_at_s = now_s
             if not self._is_healthy():
@@ -436,6 +439,6 @@ def _start_error(error: BaseException) -> StartError:
 
 
 def _kill_ranks() -> None:
-    watch = RankWatch()
+    watch = IdentityWatch(find_ranks())
     watch.kill()
     watch.close()

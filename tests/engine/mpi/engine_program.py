@@ -16,7 +16,8 @@ from pathlib import Path
 
 import rank_work  # type: ignore[import-not-found] # beside this program, for ranks to import
 
-from fastserve.engine.mpi import MpiSession, MpiWorld, import_mpi, serve
+from fastserve.engine.mpi import MpiSession, MpiWorld, serve
+from fastserve.engine.mpi_library import import_mpi
 from fastserve.errors import EngineDead, StartError
 
 RANKS = 3

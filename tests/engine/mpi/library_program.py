@@ -17,7 +17,7 @@ from typing import Any
 
 import rank_work  # type: ignore[import-not-found] # beside this program, for ranks to import
 
-from fastserve.engine.mpi import import_mpi
+from fastserve.engine.mpi_library import import_mpi
 from fastserve.engine.mpi_release import release, release_all
 
 RANKS = 2

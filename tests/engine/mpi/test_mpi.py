@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from fastserve.engine import mpi, mpi_shm
+from fastserve.engine import mpi_library, mpi_shm
 from fastserve.engine.mpi import NEXT, MpiSession, SessionState
 from fastserve.errors import StartError
 
@@ -343,7 +343,7 @@ def test_without_mpi_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, "mpi4py", None)
 
     with pytest.raises(StartError, match=r"pip install 'fastserve\[mpi\]'"):
-        mpi.import_mpi()
+        mpi_library.import_mpi()
 
 
 # --- half-built sessions, and states ---

@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fastserve.engine.ranks import RankWatch
+from fastserve.engine.mpi_find import find_ranks
+from fastserve.engine.mpi_watch import IdentityWatch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,12 +28,8 @@ def test_a_rank_is_who_was_given_its_number_and_not_who_inherited_it() -> None:
         helpers = Path(f"/proc/{rank.pid}/task/{rank.pid}/children")
         wait_for(helpers)
         helper = int(helpers.read_text())
-        watch = RankWatch()
-        assert watch.pids == [rank.pid]
-        watch.kill()
-        watch.close()
+        assert [one.pid for one in find_ranks()] == [rank.pid]
         os.kill(helper, signal.SIGKILL)
-        assert rank.wait(10) == -signal.SIGKILL
         assert stranger.poll() is None
 
 
@@ -47,20 +44,19 @@ def test_a_rank_of_another_job_than_its_parent_is_a_rank_too() -> None:
         wait_for(ranks)
         pid = int(ranks.read_text())
         wait_for(Path(f"/proc/{pid}/environ"), what=b"PMIX_NAMESPACE=ranks")
-        watch = RankWatch()
-        assert watch.pids == sorted([daemon.pid, pid])
-        watch.kill()
-        watch.close()
+        assert [one.pid for one in find_ranks()] == sorted([daemon.pid, pid])
+        os.kill(pid, signal.SIGKILL)
 
 
 def test_the_end_of_a_rank_is_seen_and_whose_it_was() -> None:
     with child("sleep", "60", PMI_RANK="0") as one, child("sleep", "60", PMI_RANK="1") as two:
-        watch = RankWatch()
-        assert watch.pids == sorted([one.pid, two.pid])
+        watch = IdentityWatch(find_ranks())
+        assert [each.pid for each in watch.local] == sorted([one.pid, two.pid])
         assert watch.exited() == []
         two.kill()
         assert select.select((watch.fd,), (), (), 10)[0]
-        assert watch.exited() == [two.pid]
+        [exited] = watch.exited()
+        assert (exited.rank, exited.pid) == (1, two.pid)
         watch.kill()  # those that are gone are no error
         watch.close()
 
