@@ -233,10 +233,16 @@ class LimitsConfig(Section):
 
     requests_in_flight_max: int = setting(
         4096,
-        "Requests in flight; one more is answered 503, overloaded.",
+        "Requests in flight; one more is answered 429, overloaded.",
         unit="requests",
         at_least=1,
         at_most=1_000_000,
+    )
+    request_timeout_s: float = seconds(
+        3600.0,
+        "How long a request may take, from its arrival to its end; then 504, or an error event in "
+        "a stream. Clients may ask for less: X-Request-Timeout-Ms. 0: no limit.",
+        at_least=0,
     )
     sse_ping_interval_s: float = seconds(
         15.0,
@@ -295,6 +301,24 @@ class EngineConfig(Section):
         at_least=0,
         at_most=65_536,
         aliases=("max_batch_size",),
+    )
+    # All that waits is in memory: some 40 bytes for each token. Clients wait for minutes behind
+    # thousands; a number that suits the model's pace is lower.
+    max_queued_requests: int = setting(
+        4096,
+        "Requests of all acceptors together that may wait for a place in the running batch; one "
+        "more is answered 429. 0: no limit.",
+        unit="requests",
+        at_least=0,
+        at_most=1_000_000,
+    )
+    max_queued_tokens: int = setting(
+        8 * MIB,
+        "Prompt tokens of the requests that wait for a place, together; a request that would "
+        "exceed it is answered 429. 0: no limit.",
+        unit="tokens",
+        at_least=0,
+        at_most=1 << 40,
     )
     respawn: int = setting(
         0,

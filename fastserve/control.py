@@ -81,6 +81,10 @@ class Drain(msgspec.Struct, frozen=True, tag="drain"):
     whole_server: bool
 
 
+class Leaving(msgspec.Struct, frozen=True, tag="leaving"):
+    """Acceptor -> supervisor: somebody else told it to terminate, so it drains, and will exit."""
+
+
 class LaneClosed(msgspec.Struct, frozen=True, tag="lane_closed"):
     """Supervisor -> engine: the acceptor of that incarnation has exited."""
 
@@ -123,6 +127,7 @@ ControlMessage = (
     | Ended
     | Stop
     | Drain
+    | Leaving
     | LaneClosed
     | LaneStuck
     | EngineGone

@@ -12,7 +12,8 @@ FastserveError
             ModelNotFound
         MethodNotAllowed       405
         UnsupportedMediaType   415
-    Overloaded                 503; expected under load, never logged as an error
+    Overloaded                 429; expected under load, never logged as an error
+    RequestTimeout             504; the time that the request has is up
     ShuttingDown               503; the time to drain is up
     EngineError
         GenerationFailed       500; this request is lost, the engine lives
@@ -33,6 +34,8 @@ class FastserveError(Exception):
     code: str | None = None
     param: str | None = None
     retry_after_s: int | None = None
+    # Under which reason the metric counts it, where a request is refused for what else is going on.
+    rejection: str | None = None
 
     @property
     def message(self) -> str:
@@ -112,12 +115,32 @@ class UnsupportedMediaType(RequestError):
 
 
 class Overloaded(FastserveError):
-    """503: a limit of admission is reached; the same request may succeed later."""
+    """429: a limit of admission is reached; the same request may succeed after `retry_after_s`.
 
-    status = 503
+    And not 503: nothing is wrong with a server that is busy. Balancers take a 5xx for a fault, and
+    would throw it out, and its load at the others.
+    """
+
+    status = 429
     type = "overloaded"
     code = "overloaded"
-    retry_after_s = 1
+
+    def __init__(self, message: str, *, rejection: str, retry_after_s: int = 1) -> None:
+        super().__init__(message)
+        self.rejection = rejection
+        self.retry_after_s = retry_after_s
+
+
+class RequestTimeout(FastserveError):
+    """504: the request was not answered in the time that its client, or the server, gives it.
+
+    Clients retry a 5xx by themselves. Here that would be the same work again, for longer than was
+    asked: they are told not to.
+    """
+
+    status = 504
+    type = "timeout"
+    code = "request_timeout"
 
 
 class ShuttingDown(FastserveError):
@@ -127,6 +150,7 @@ class ShuttingDown(FastserveError):
     type = "shutting_down"
     code = "shutting_down"
     retry_after_s = 5
+    rejection = "shutting_down"
 
 
 class EngineError(FastserveError):
@@ -148,6 +172,7 @@ class EngineDead(EngineError):
     type = "engine_dead"
     code = "engine_dead"
     retry_after_s = 5
+    rejection = "engine_dead"
 
 
 class EngineStarting(EngineError):
@@ -157,3 +182,4 @@ class EngineStarting(EngineError):
     type = "engine_starting"
     code = "engine_starting"
     retry_after_s = 1
+    rejection = "engine_starting"

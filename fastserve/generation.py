@@ -93,12 +93,28 @@ class TokenLogprob:
     top: tuple[tuple[int, float], ...] = ()
 
 
+class RefusalReason(enum.StrEnum):
+    """Which limit of admission was reached: the name of its metric's label."""
+
+    QUEUED_REQUESTS = "queued_requests"
+    QUEUED_TOKENS = "queued_tokens"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """The engine has no room for a request now, and may have after `retry_after_s` seconds."""
+
+    reason: RefusalReason
+    retry_after_s: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finish:
     """How a request ended. `stop_token_id`: the stop id that ended it (None: EOS or other).
 
     The id that ended a request is the last of its tokens, and counts as one of them. With ERROR,
-    `error` says why, `invalid` whether that was the request's own doing, `param` by which field.
+    `error` says why, `invalid` whether that was the request's own doing, `param` by which field,
+    `refusal` that it never began.
     `cached_tokens`: how many of the prompt's tokens needed no computing, since an earlier request
     had them. `queue_time_s`: how long it waited in the engine before its first step, in seconds.
     """
@@ -110,6 +126,7 @@ class Finish:
     param: str | None = None
     cached_tokens: int = 0
     queue_time_s: float = 0.0
+    refusal: Refusal | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -65,6 +65,10 @@ _SECRET_VARIABLES = ("FASTSERVE_API_KEY",)
 # The tokenizer's library would start threads of its own for each process.
 _ACCEPTOR_ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false"}
 
+# Of the time from SIGTERM to a kill, how much an acceptor lets its requests finish in. The rest is
+# for the last words to those that have not.
+_TERMINATED_DRAIN_SHARE = 0.6
+
 
 def launch(config: Config) -> int:
     """Run a server until it ends; return its exit code. Raises ConfigError before any process."""
@@ -208,6 +212,7 @@ def _supervisor(shared: _Shared, display: Display, *, go_between: int | None) ->
         deadlines=_deadlines(config),
         on_progress=display.progress,
         on_ready=display.ready,
+        on_draining=shared.listeners.release,
         seen_s=lambda lane: board.seen_ns(lane) / 1e9,
         on_exit=lambda child: _row_of(child, board).clear_gauges(),
         on_respawn=lambda child, reason: counts.count(
@@ -287,6 +292,7 @@ def _acceptor(shared: _Shared, lane: int, *, engine: Child) -> ChildSpec:
             lane_config=config.lane,
             log=config.log,
             stall_unhealthy_s=config.engine.stall_unhealthy_s,
+            terminated_drain_s=_TERMINATED_DRAIN_SHARE * config.server.terminate_timeout_s,
         ),
         environment=_ACCEPTOR_ENVIRONMENT,
     )

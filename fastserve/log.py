@@ -24,7 +24,14 @@ import time
 import traceback
 from typing import TYPE_CHECKING
 
-from fastserve.errors import EngineError, EngineStarting, Overloaded, RequestError
+from fastserve.errors import (
+    EngineError,
+    EngineStarting,
+    Overloaded,
+    RequestError,
+    RequestTimeout,
+    ShuttingDown,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,6 +58,9 @@ FRAMES_MAX = 24
 CAUSES_MAX = 4
 
 STDERR_FD = 2
+
+# What clients, load and an end that was asked for cause.
+_EXPECTED = RequestError | Overloaded | RequestTimeout | ShuttingDown | EngineStarting
 
 # What a value in key=value cannot hold without quotes.
 SPECIAL = re.compile(r'[ "=\\]')
@@ -92,10 +102,10 @@ class Logger:
     def failed(self, event: str, error: BaseException, /, **fields: object) -> None:
         """Something ended in `error`: as loud as it deserves.
 
-        What clients and load cause is expected (INFO); what befalls an engine wants a look
-        (WARNING); anything else is a bug (ERROR, with its traceback).
+        What clients, load and an orderly end cause is expected (INFO); what befalls an engine wants
+        a look (WARNING); anything else is a bug (ERROR, with its traceback).
         """
-        if isinstance(error, RequestError | Overloaded | EngineStarting):
+        if isinstance(error, _EXPECTED):
             self._log(logging.INFO, event, {**fields, "error": summary(error)})
         elif isinstance(error, EngineError):
             self._log(logging.WARNING, event, {**fields, "error": summary(error)})

@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from fastserve.errors import EngineDead, EngineStarting, InvalidRequest, Overloaded
+from fastserve.errors import (
+    EngineDead,
+    EngineStarting,
+    InvalidRequest,
+    Overloaded,
+    RequestTimeout,
+    ShuttingDown,
+)
 from fastserve.log import (
     BURST_EVENTS_MAX,
     LINE_BYTES_MAX,
@@ -228,7 +235,9 @@ def test_an_exception_whose_text_raises_is_named_at_least(pipe: Pipe) -> None:
     ("error", "level"),
     [
         (InvalidRequest("no"), "INFO"),
-        (Overloaded("no"), "INFO"),
+        (Overloaded("no", rejection="lane_full"), "INFO"),
+        (RequestTimeout("no"), "INFO"),
+        (ShuttingDown("no"), "INFO"),
         (EngineStarting("no"), "INFO"),
         (EngineDead("no"), "WARNING"),
         (ZeroDivisionError("no"), "ERROR"),

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _dumps = orjson.dumps
 
-# The API's word for a status. 529 is its own for "overloaded"; ours is HTTP's 503.
+# The API's word for a status. 529 is its own for "overloaded"; ours are HTTP's 429 and 503.
 _ERROR_TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",

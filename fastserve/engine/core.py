@@ -14,20 +14,30 @@ import time
 from typing import TYPE_CHECKING, assert_never
 
 from fastserve.control import Beat, LaneClosed, LaneStuck, Progress, Ready, Stop
+from fastserve.engine.admission import Admission
 from fastserve.engine.fanout import Fanout
 from fastserve.engine.figures import Figures
 from fastserve.engine.interface import StepOutputs, finish_of
 from fastserve.errors import GenerationFailed, InvalidRequest
-from fastserve.generation import RequestId
+from fastserve.generation import Finish, FinishReason, RequestId
 from fastserve.lane.ids import LANE_SHIFT, is_of_incarnation
-from fastserve.lane.messages import Abort, Attach, Attached, Detach, Heartbeat, Submit
+from fastserve.lane.messages import (
+    Abort,
+    Attach,
+    Attached,
+    Detach,
+    Heartbeat,
+    Submit,
+    SubmitGroup,
+)
 from fastserve.log import get_logger
 from fastserve.metrics.meter import Meter
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Sequence
 
     from fastserve.control import ControlSocket
+    from fastserve.engine.admission import Queue
     from fastserve.engine.interface import Engine
     from fastserve.generation import ModelCard
     from fastserve.lane.messages import ToEngine
@@ -46,11 +56,14 @@ class EngineCore:
         lanes: LaneServer,
         control: ControlSocket,
         heartbeat_interval_s: float,
+        admission: Admission | None = None,
         meter: Meter | None = None,
     ) -> None:
+        """`admission` None: there is no limit; `meter` None: nobody reads the figures."""
         self._engine = engine
         self._lanes = lanes
         self._control = control
+        self._admission = admission or Admission(max_queued_requests=0, max_queued_tokens=0)
         self._heartbeat_interval_s = heartbeat_interval_s
         self._heartbeat_due_s = time.monotonic()
         self._fanout = Fanout()
@@ -147,7 +160,9 @@ class EngineCore:
     def _handle(self, message: ToEngine) -> None:
         match message:
             case Submit():
-                self._submit(message)
+                self._submit((message,))
+            case SubmitGroup(requests):
+                self._submit(requests)
             case Abort(request_ids):
                 self._forget(request_ids)
             case Attach():
@@ -157,20 +172,27 @@ class EngineCore:
             case _:
                 assert_never(message)
 
-    def _submit(self, request: Submit) -> None:
-        lane = request.request_id >> LANE_SHIFT
+    def _submit(self, requests: Sequence[Submit]) -> None:
+        """Take the requests of one exchange, which came together, or refuse them all."""
+        first_id = requests[0].request_id
+        lane = first_id >> LANE_SHIFT
         in_flight = self._in_flight.get(lane)
         if in_flight is None:
-            log.warning_burst("submit on a lane that is not attached", id=request.request_id)
+            log.warning_burst("submit on a lane that is not attached", id=first_id)
             self._figures.stale_submit()
             return
-        if not is_of_incarnation(request.request_id, self._lanes.incarnation(lane)):
+        if not is_of_incarnation(first_id, self._lanes.incarnation(lane)):
             # Of an acceptor that died, come after the Attach of its successor: nobody would ever
             # abort it.
-            log.warning_burst("submit of a dead acceptor", id=request.request_id)
+            log.warning_burst("submit of a dead acceptor", id=first_id)
             self._figures.stale_submit()
             return
-        self._add(request, in_flight)
+        if self._admission.limited and self._ready and (finish := self._no_room(requests)):
+            for request in requests:
+                self._refuse(request.request_id, finish)
+            return
+        for request in requests:
+            self._add(request, in_flight)
 
     def _add(self, request: Submit, in_flight: set[RequestId]) -> None:
         try:
@@ -178,15 +200,40 @@ class EngineCore:
                 raise GenerationFailed("the model is still loading")
             self._engine.add(request)
         except (InvalidRequest, GenerationFailed) as error:
-            self._refuse(request.request_id, error)
+            self._refuse(request.request_id, finish_of(error))
             return
         in_flight.add(request.request_id)
         if request.gather:
             self._fanout.gather(request.request_id)
 
-    def _refuse(self, request_id: RequestId, error: InvalidRequest | GenerationFailed) -> None:
+    def _queue(self) -> Queue:
+        return self._engine.queue()
+
+    @property
+    def _idle(self) -> bool:
+        """Whether nothing is in flight."""
+        return not any(self._in_flight.values())
+
+    def _no_room(self, requests: Sequence[Submit]) -> Finish | None:
+        queue = self._queue()
+        refusal = self._admission.refusal(
+            [len(request.prompt_token_ids) for request in requests],
+            queue=queue,
+            now_s=time.monotonic(),
+        )
+        if refusal is None:
+            return None
+        words = self._admission.words(refusal.reason, queue=queue)
+        if self._idle:
+            # No later moment will suit it better, so it must not be told to come again.
+            return finish_of(
+                InvalidRequest(f"the request is too large even for an idle engine: {words}")
+            )
+        return Finish(reason=FinishReason.ERROR, error=words, refusal=refusal)
+
+    def _refuse(self, request_id: RequestId, finish: Finish) -> None:
         refused = StepOutputs()
-        refused.end(request_id, finish_of(error))
+        refused.end(request_id, finish)
         self._deliver(refused)
 
     def _attach(self, message: Attach) -> None:
@@ -219,9 +266,14 @@ class EngineCore:
             self._ended(request_ids)
 
     def _ended(self, request_ids: Iterable[int]) -> None:
+        number = 0
         for request_id in request_ids:
-            if in_flight := self._in_flight.get(request_id >> LANE_SHIFT):
+            in_flight = self._in_flight.get(request_id >> LANE_SHIFT)
+            # One that was refused, or is aborted after its end, is not there.
+            if in_flight and request_id in in_flight:
                 in_flight.discard(RequestId(request_id))
+                number += 1
+        self._admission.ended(number)
 
     def _deliver(self, step: StepOutputs) -> None:
         for lane, outputs in self._fanout.part(step).items():
@@ -233,6 +285,7 @@ class EngineCore:
         if now_s < self._heartbeat_due_s:
             return
         self._heartbeat_due_s = now_s + self._heartbeat_interval_s
+        self._admission.look(now_s)
         self._tell(self._heartbeat())
 
     def _tell(self, heartbeat: Heartbeat) -> None:

@@ -40,6 +40,14 @@ class _Given(NamedTuple):
 
     rank: int
     tokens: int
+    prompt_tokens: int
+
+
+class GivenToRank(NamedTuple):
+    """What a rank has been given and has not finished."""
+
+    num_requests: int
+    num_prompt_tokens: int
 
 
 class Dispatcher:
@@ -50,6 +58,8 @@ class Dispatcher:
         """Of each rank, in tokens."""
         self._read: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(num_ranks)]
         self._given: dict[RequestId, _Given] = {}
+        self._num_requests = [0] * num_ranks
+        self._num_prompt_tokens = [0] * num_ranks
         self._last = num_ranks - 1
 
     def give(
@@ -64,8 +74,10 @@ class Dispatcher:
         blocks = _blocks(prompt)
         rank = self._choose(blocks, full=full)
         tokens = len(prompt) + min(max_tokens, ANSWER_TOKENS_EXPECTED_MAX)
-        self._given[request_id] = _Given(rank, tokens)
+        self._given[request_id] = _Given(rank, tokens, len(prompt))
         self.loads[rank] += tokens
+        self._num_requests[rank] += 1
+        self._num_prompt_tokens[rank] += len(prompt)
         self._remember(rank, blocks)
         self._last = rank
         return rank
@@ -75,11 +87,17 @@ class Dispatcher:
         given = self._given.get(request_id)
         return None if given is None else given.rank
 
+    def given(self, rank: int) -> GivenToRank:
+        """What that rank has now."""
+        return GivenToRank(self._num_requests[rank], self._num_prompt_tokens[rank])
+
     def ended(self, request_ids: Iterable[int]) -> None:
         """Forget requests that have ended or were aborted; unknown ones are no error."""
         for request_id in request_ids:
             if given := self._given.pop(request_id, None):  # type: ignore[call-overload]  # any int
                 self.loads[given.rank] -= given.tokens
+                self._num_requests[given.rank] -= 1
+                self._num_prompt_tokens[given.rank] -= given.prompt_tokens
 
     def forget_lane(self, lane: int) -> None:
         """Forget whatever came from that lane."""

@@ -202,6 +202,10 @@ class Compiler:
     def __len__(self) -> int:
         return len(self._submits)
 
+    def prompt_lengths(self) -> list[int]:
+        """Of the requests whose grammars are compiled, in the order in which they came."""
+        return [len(submit.prompt_token_ids) for submit in self._submits.values()]
+
     def add(self, submit: Submit) -> None:
         """Take a request, which has a grammar."""
         self._submits[submit.request_id] = submit

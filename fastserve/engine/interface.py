@@ -22,6 +22,7 @@ from fastserve.generation import Finish, FinishReason
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
+    from fastserve.engine.admission import Queue
     from fastserve.errors import GenerationFailed
     from fastserve.generation import ModelCard, RequestId, TokenLogprob
     from fastserve.lane.messages import Submit
@@ -144,6 +145,10 @@ class Engine(Protocol):
         """How many requests run and wait: together, those that were added and have not ended. Waits
         for nothing; called with every heartbeat, also before `load` and after the engine's death.
         """
+
+    def queue(self) -> Queue:
+        """What was added and has no place in the running batch, nor will with the next step.
+        Cheap; called with every request if there is a limit."""
 
     def close(self) -> None:
         """Release the model, end every thread, close every descriptor. Takes seconds at most.

@@ -32,6 +32,7 @@ from fastserve.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
 
+    from fastserve.engine.admission import Queue
     from fastserve.engine.interface import Pump
     from fastserve.engine.sampler import Floats
     from fastserve.engine.schedule import Chunk
@@ -379,6 +380,9 @@ class LlamaRunner:
             prefix_cache_queries=self._reuse.queries,
             prefix_cache_hits=self._reuse.hits,
         )
+
+    def queue(self) -> Queue:
+        return self._schedule.queue(also=self._compiler.prompt_lengths())
 
     def close(self) -> bool:
         """Free the KV cache. False if a decode still uses it, and with it the model."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fastserve.engine.admission import Admission
 from fastserve.engine.core import EngineCore
 from fastserve.engine.registry import make_engine
 from fastserve.lane.server import LaneServer
@@ -40,6 +41,10 @@ def main(control: ControlSocket, arguments: EngineArguments) -> None:
         engine,
         lanes=lanes,
         control=control,
+        admission=Admission(
+            max_queued_requests=arguments.settings.engine.max_queued_requests,
+            max_queued_tokens=arguments.settings.engine.max_queued_tokens,
+        ),
         heartbeat_interval_s=arguments.lane_config.heartbeat_interval_s,
         meter=Meter(arguments.board.engine_numbers()),
     )

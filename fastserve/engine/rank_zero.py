@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fastserve.control import Ended, EngineGone, Failed, LaneStuck, Load, Ready
+from fastserve.engine.admission import Admission, Queue
 from fastserve.engine.core import EngineCore
 from fastserve.engine.cpus import available_cpus
 from fastserve.engine.dispatch import Dispatcher
@@ -71,11 +72,16 @@ def _serve(control: ControlSocket, arguments: EngineArguments, *, others: OtherR
         stack.callback(lanes.close)
         settings = settings_of(0, arguments.settings, cpus=available_cpus())
         engine = make_engine(settings, run_directory=run_directory)
+        admission = Admission(
+            max_queued_requests=settings.engine.max_queued_requests,
+            max_queued_tokens=settings.engine.max_queued_tokens,
+        )
         core = RankZeroCore(
             engine,
             lanes=lanes,
             control=control,
             heartbeat_interval_s=arguments.lane_config.heartbeat_interval_s,
+            admission=admission,
             others=others,
             silent_timeout_s=settings.engine.stall_kill_s,
             meter=Meter(arguments.board.engine_numbers()),
@@ -107,6 +113,7 @@ class RankZeroCore(EngineCore):
         heartbeat_interval_s: float,
         others: OtherRanks,
         silent_timeout_s: float,
+        admission: Admission | None = None,
         meter: Meter | None = None,
     ) -> None:
         """`meter`: for this rank's own steps; the others' are in the heartbeats alone."""
@@ -115,9 +122,12 @@ class RankZeroCore(EngineCore):
             lanes=lanes,
             control=control,
             heartbeat_interval_s=heartbeat_interval_s,
+            admission=admission,
             meter=meter,
         )
         num_ranks = 1 + len(others.numbers)
+        # The most requests that this rank, and so any, has been seen to run at once, or could.
+        self._places = 0
         self._others = others
         self._relay = lanes.relay(others.numbers)
         self._dispatcher = Dispatcher(num_ranks)
@@ -147,6 +157,7 @@ class RankZeroCore(EngineCore):
         match message:
             case Ended(request_ids):
                 self._dispatcher.ended(request_ids)
+                self._admission.ended(len(request_ids))
             case Load(fields):
                 # A rank's own heartbeat, field for field.
                 heartbeat = Heartbeat(**fields)  # type: ignore[arg-type]
@@ -183,6 +194,31 @@ class RankZeroCore(EngineCore):
             super()._add(request, in_flight)
         else:
             self._relay.send(rank, request)
+
+    def _queue(self) -> Queue:
+        """Of all ranks: what each other was given, less the places that this one would have."""
+        own = super()._queue()
+        self._places = max(self._places, own.num_places + self._engine.stats().num_running)
+        free, queued, tokens = own.num_places, own.num_requests, float(own.num_tokens)
+        for rank in self._others.numbers:
+            given = self._dispatcher.given(rank)
+            more = given.num_requests - self._places
+            free += max(-more, 0)
+            if more > 0:
+                queued += more
+                tokens += given.num_prompt_tokens * more / given.num_requests
+        if free >= queued:
+            return Queue(num_places=free - queued)
+        return Queue(
+            num_places=0,
+            num_requests=queued - free,
+            num_tokens=round(tokens * (queued - free) / queued),
+        )
+
+    @property
+    def _idle(self) -> bool:
+        ranks = (0, *self._others.numbers)
+        return not any(self._dispatcher.given(rank).num_requests for rank in ranks)
 
     def _abort_elsewhere(self, request_ids: Collection[RequestId]) -> None:
         gone: dict[int, list[RequestId]] = {}

@@ -13,12 +13,17 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING
 
+from fastserve.engine.admission import queue_of
 from fastserve.engine.prefixes import as_tokens
 from fastserve.engine.waiting import WaitingQueue
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fastserve.engine.admission import Queue
     from fastserve.engine.guidance import Guide
     from fastserve.engine.prefixes import Tokens
     from fastserve.engine.sampler import Sampler
@@ -113,7 +118,12 @@ class Schedule:
         self._closed = False
 
     def add(self, request: Request) -> None:
-        self.waiting.add(request.request_id, request, priority=request.sampling.priority)
+        self.waiting.add(
+            request.request_id,
+            request,
+            priority=request.sampling.priority,
+            num_tokens=request.num_prompt,
+        )
 
     def remove(self, request_id: RequestId) -> None:
         """Forget a request, waiting or running; its slot is free at once. An unknown id is none."""
@@ -132,7 +142,12 @@ class Schedule:
             return None
         _, request = self.running.popitem()
         self._release(request)
-        self.waiting.put_back(request.request_id, request, priority=request.sampling.priority)
+        self.waiting.put_back(
+            request.request_id,
+            request,
+            priority=request.sampling.priority,
+            num_tokens=request.num_prompt,
+        )
         self._closed = True
         return request
 
@@ -142,6 +157,16 @@ class Schedule:
             request = self.waiting.pop()
             request.slot = heapq.heappop(self._free_slots)
             self.running[request.request_id] = request
+
+    def queue(self, *, also: Sequence[int] = ()) -> Queue:
+        """What waits without a slot that it will have with the next step; `also`: the lengths of
+        prompts that will come to wait here."""
+        return queue_of(
+            chain(self.waiting.lengths(), also),
+            num_waiting=len(self.waiting) + len(also),
+            num_tokens=self.waiting.num_tokens + sum(also),
+            num_free=0 if self._closed else len(self._free_slots),
+        )
 
     def compact(self) -> tuple[int, int] | None:
         """Move the running request in the highest slot to the lowest free one, if that is lower.

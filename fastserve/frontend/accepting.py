@@ -12,6 +12,7 @@ stead. It is edge-triggered there: a deferred connection must not make the loop 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import select
@@ -39,6 +40,7 @@ _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 # So many more than the least loaded holds are no imbalance: a sixteenth.
 _SLACK_SHIFT = 4
 _SEEN_INTERVAL_S = 0.25
+_LEAVE_LOOK_S = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +81,7 @@ class Accepting:
         self._retry: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self.active = False
+        self._seen_timer: asyncio.TimerHandle | None = None
 
     async def start(self) -> None:
         """Begin to accept."""
@@ -89,13 +92,41 @@ class Accepting:
             self._loop.add_reader(self._board.nudge_fd(self._lane), self._on_nudge)
             await self._wait_exclusively()
 
+    async def leave(self, *, patience_s: float, timeout_s: float) -> None:
+        """Go together with the others, after at most `patience_s`: take everybody who waits,
+        whoever's turn it is, and end the sockets.
+
+        So nobody is reset in the queue, and whoever comes later is refused: also where an acceptor
+        that stands still keeps a shared socket open.
+        """
+        give_up_s = self._loop.time() + patience_s
+        self._be_unseen()
+        while self._board is not None and self._loop.time() < give_up_s:
+            if not self._board.others_seen(self._lane, now_ns=time.monotonic_ns()):
+                break
+            await asyncio.sleep(_LEAVE_LOOK_S)
+        self.stop()
+        for listener in self._listeners:
+            while self._take(listener):
+                pass
+            if self._board is not None:
+                with contextlib.suppress(OSError):  # another was faster
+                    listener.shutdown(socket.SHUT_RD)
+            listener.close()
+        await self.settle(timeout_s=timeout_s)
+
+    async def settle(self, *, timeout_s: float) -> None:
+        """Wait until every connection that was taken has its protocol."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=timeout_s)
+
     def stop(self) -> None:
         """Accept no more. What waits in the sockets is for the other acceptors."""
         if not self.active:
             return
         self.active = False
         self._listen_no_more()
-        self._seen_timer.cancel()
+        self._be_unseen()
         if self._retry is not None:
             self._retry.cancel()
         if self._board is not None:
@@ -130,6 +161,11 @@ class Accepting:
         self._slot.seen()
         self._seen_timer = self._loop.call_later(_SEEN_INTERVAL_S, self._be_seen)
 
+    def _be_unseen(self) -> None:
+        if self._seen_timer is not None:
+            self._seen_timer.cancel()
+        self._slot.unseen()
+
     def _on_nudge(self) -> None:
         assert self._board is not None
         os.eventfd_read(self._board.nudge_fd(self._lane))
@@ -141,26 +177,33 @@ class Accepting:
             self._accept_on(listener)
 
     def _accept_on(self, listener: socket.socket) -> None:
-        while self.active and not self._defers():
-            try:
-                connection, _ = listener.accept()
-            except BlockingIOError:
-                self._deferrals = 0
-                return
-            except OSError as error:
-                if error.errno in _EXHAUSTED:
-                    self._back_off(error)
-                    return
-                continue  # that connection is gone already; accept(2) names several ways
+        while self.active and not self._defers() and self._take(listener):
+            pass
+
+    def _take(self, listener: socket.socket) -> bool:
+        """Accept one connection; return whether there may be another."""
+        try:
+            connection, _ = listener.accept()
+        except BlockingIOError:
             self._deferrals = 0
-            if self._slot.connections >= self._connections_max:
-                log.warning_burst("closing a connection: too many", most=self._connections_max)
-                connection.close()
-                continue
-            self._slot.connections += 1
-            task = self._loop.create_task(self._connect(connection))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            return False
+        except OSError as error:
+            if error.errno in _EXHAUSTED:
+                self._back_off(error)
+                return False
+            # Another acceptor has ended the socket; or that connection alone is gone already, for
+            # which accept(2) names several ways.
+            return error.errno != errno.EINVAL
+        self._deferrals = 0
+        if self._slot.connections >= self._connections_max:
+            log.warning_burst("closing a connection: too many", most=self._connections_max)
+            connection.close()
+            return True
+        self._slot.connections += 1
+        task = self._loop.create_task(self._connect(connection))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return True
 
     def _defers(self) -> bool:
         if self._board is None:
@@ -178,6 +221,8 @@ class Accepting:
     def _back_off(self, error: OSError) -> None:
         """Out of something that only comes back when connections close: wait, and do not spin."""
         log.warning_burst("cannot accept", error=error.strerror)
+        if not self.active:
+            return
         if self._board is None:
             # Level-triggered: the connection that cannot be taken would wake the loop at once.
             self._listen_no_more()

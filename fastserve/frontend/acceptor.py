@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, assert_never
 
 import uvloop
 
-from fastserve.control import Drain, EngineGone, EngineSpawned, Ready
+from fastserve.control import Drain, EngineGone, EngineSpawned, Leaving, Ready
 from fastserve.credentials import server_context
 from fastserve.errors import EngineDead, ShuttingDown, StartError
 from fastserve.frontend.accepting import TLS, Accepting
@@ -120,6 +120,7 @@ class Acceptor:
                 log_prompts=arguments.log_prompts,
             ),
             requests_in_flight_max=arguments.limits.requests_in_flight_max,
+            request_timeout_s=arguments.limits.request_timeout_s,
             off_loop_bytes_min=arguments.http.off_loop_bytes_min,
             response_store=ResponseStore(
                 Path(arguments.run_directory) / FOLDER,
@@ -145,7 +146,7 @@ class Acceptor:
 
     async def run(self) -> None:
         """Serve until told to drain, or to stop, or the supervisor is gone. Raises StartError."""
-        self._loop.add_signal_handler(signal.SIGTERM, self._stop.set)
+        self._loop.add_signal_handler(signal.SIGTERM, self._on_terminate)
         self._loop.add_reader(self._control.fileno(), self._on_control)
         if self._arguments.incarnation == 0:
             await self._accepting.start()
@@ -275,6 +276,13 @@ class Acceptor:
             self._loop.remove_reader(self._control.fileno())
             self._stop.set()
 
+    def _on_terminate(self) -> None:
+        """Told to end by a signal and not by the supervisor, which will spawn a successor."""
+        if self._told_to_drain is None:
+            self._told_to_drain = Drain(self._arguments.terminated_drain_s, whole_server=False)
+            self._control.send(Leaving())
+            self._stop.set()
+
     async def _drain(self, drain: Drain) -> None:
         """Let what is in flight finish in time; the rest hears an error.
 
@@ -285,7 +293,12 @@ class Acceptor:
         self._connections.drain()
         if drain.whole_server:
             await self._frontend.wait_idle(timeout_s=drain.timeout_s)
-        self._accepting.stop()
+            await self._accepting.leave(
+                patience_s=until_s - self._loop.time(), timeout_s=_HALF_SENT_S
+            )
+        else:
+            self._accepting.stop()
+            await self._accepting.settle(timeout_s=drain.timeout_s)
         left_s = until_s - self._loop.time()
         if drain.whole_server:
             left_s = min(left_s, _HALF_SENT_S)

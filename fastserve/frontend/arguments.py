@@ -50,6 +50,7 @@ class ModelArguments:
 class AcceptorArguments:
     """Everything that an acceptor is given, in its spawn arguments. `key` signs the lane.
 
+    `terminated_drain_s`: how long requests may still take once it is told to terminate.
     `info` is what /metrics says of the whole server, `log_prompts` a setting.
     """
 
@@ -73,3 +74,4 @@ class AcceptorArguments:
     lane_config: LaneConfig
     log: LogConfig
     stall_unhealthy_s: float
+    terminated_drain_s: float

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fastserve.api.logprobs import TokenText, token_string
-from fastserve.errors import FastserveError, GenerationFailed, InvalidRequest
+from fastserve.errors import FastserveError, GenerationFailed, InvalidRequest, Overloaded
 from fastserve.generation import Finish, FinishReason
 
 if TYPE_CHECKING:
@@ -86,6 +86,9 @@ class TokenTexts:
 def failure_of(finish: Finish) -> FastserveError:
     """The error to answer when the engine ended a request otherwise than with a text."""
     message = finish.error or "the engine gave the request up"
+    if finish.refusal is not None:
+        refusal = finish.refusal
+        return Overloaded(message, rejection=refusal.reason, retry_after_s=refusal.retry_after_s)
     return (
         InvalidRequest(message, param=finish.param) if finish.invalid else GenerationFailed(message)
     )

@@ -18,22 +18,23 @@ import contextlib
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from fastserve.api.anthropic_answers import error_body as messages_error
 from fastserve.errors import (
     EngineDead,
     FastserveError,
     InvalidRequest,
-    MethodNotAllowed,
     NotFound,
     Overloaded,
     RequestError,
+    RequestTimeout,
     ShuttingDown,
     UnsupportedMediaType,
 )
 from fastserve.frontend import texts
 from fastserve.frontend.about import About
+from fastserve.frontend.deadlines import Deadlines, Due, asked_timeout_s
 from fastserve.frontend.kept import Kept
 from fastserve.frontend.parsed import ParsedWholeChoice, chunks_of
 from fastserve.frontend.prepare import (
@@ -44,7 +45,7 @@ from fastserve.frontend.prepare import (
     prepare_messages,
     prepare_response,
 )
-from fastserve.frontend.refusals import error_response
+from fastserve.frontend.refusals import error_response, not_allowed
 from fastserve.frontend.routes import MESSAGES, Route, Routes, error_words
 from fastserve.frontend.streams import (
     Answer,
@@ -53,9 +54,14 @@ from fastserve.frontend.streams import (
     respond_empty,
 )
 from fastserve.http1.message import Response
-from fastserve.lane.messages import Abort, Submit
+from fastserve.lane.messages import Abort, Submit, SubmitGroup
 from fastserve.log import get_logger
-from fastserve.metrics.catalog import GENERATION_TOKENS, LANE_DROPS, UNKNOWN_FIELDS
+from fastserve.metrics.catalog import (
+    ADMISSION_REJECTIONS,
+    GENERATION_TOKENS,
+    LANE_DROPS,
+    UNKNOWN_FIELDS,
+)
 from fastserve.text.stream import TextStream
 
 if TYPE_CHECKING:
@@ -67,13 +73,14 @@ if TYPE_CHECKING:
     from fastserve.frontend.parsed import Parsing
     from fastserve.frontend.prepare import Prompt
     from fastserve.frontend.preparer import Preparer
+    from fastserve.frontend.registry import Engine
     from fastserve.frontend.response_store import ResponseStore
     from fastserve.frontend.state import ServingState
     from fastserve.frontend.texts import TextAnswer
     from fastserve.generation import RequestId
     from fastserve.http1.exchange import Exchange
     from fastserve.http1.message import RequestHead
-    from fastserve.lane.messages import Outputs, ToEngine
+    from fastserve.lane.messages import Outputs
     from fastserve.metrics.board import Board
     from fastserve.metrics.exposition import ServerInfo
 
@@ -93,12 +100,6 @@ _ALL_METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "POST")
 _ABSENT = {"/v1/embeddings": "this server generates text; it makes no embeddings"}
 
 
-class Engine(Protocol):
-    """The frontend's way to the engine: a lane."""
-
-    def send(self, message: ToEngine) -> None: ...
-
-
 class Frontend:
     """The Application that http1 serves, and the Registry of what is in flight."""
 
@@ -113,6 +114,7 @@ class Frontend:
         info: ServerInfo,
         observer: Observer,
         requests_in_flight_max: int,
+        request_timeout_s: float,
         off_loop_bytes_min: int,
         response_store: ResponseStore | None = None,
         shows_page: bool = False,
@@ -131,6 +133,7 @@ class Frontend:
         self._preparer = preparer
         self._off_process_bytes_min = off_process_bytes_min
         self._refuse_unknown_fields = refuse_unknown_fields
+        self._deadlines = Deadlines(loop, timeout_s=request_timeout_s)
         self._choices: dict[int, StreamedChoice | WholeChoice] = {}
         self._answers: set[Answer] = set()
         # No more than there are requests in flight.
@@ -169,12 +172,13 @@ class Frontend:
             methods = ", ".join(route.methods if route else _ALL_METHODS)
             return Response(204, headers=((b"Allow", methods.encode()),))
         if route is None or head.method not in route.methods:
-            return _not_allowed(head, route)
+            return not_allowed(head, route)
         if head.method == "POST":
             try:
                 self._check_post(head, route)
-            except FastserveError as refusal:
-                return error_response(refusal, body=route.error_body(refusal))
+            except FastserveError as error:
+                self.rejected(error)
+                return error_response(error, body=route.error_body(error))
         return None
 
     def _check_post(self, head: RequestHead, route: Route) -> None:
@@ -184,10 +188,12 @@ class Frontend:
             raise UnsupportedMediaType("the body must be application/json")
         if head.header(b"content-encoding") not in (None, b"identity"):
             raise UnsupportedMediaType("no content encoding is supported")
+        asked_timeout_s(head)
         if route.generates:
-            self._check_serving()
-            if self._state.draining:
+            # What has not started by now never will; a death is told of all the same.
+            if self._state.draining and self._state.liveness.dead is None:
                 raise ShuttingDown("the server is shutting down")
+            self._check_serving()
 
     def error_body(self, status: int, message: str, *, path: str | None) -> bytes:
         """Render a refusal of http1's own."""
@@ -214,8 +220,10 @@ class Frontend:
         """A route whose answer the engine generates."""
 
         def serve(exchange: Exchange) -> None:
-            submit = partial(self._submit, exchange, received_s=time.monotonic())
-            self._work(exchange, prepare, submit, check=self._check_serving)
+            received_s = time.monotonic()
+            deadline_s = received_s + self._deadlines.allowed_s(exchange.head)
+            submit = partial(self._submit, exchange, received_s=received_s, deadline_s=deadline_s)
+            self._work(exchange, prepare, submit, check=self._check_serving, deadline_s=deadline_s)
 
         return Route(path=path, handlers={"POST": serve}, generates=True)
 
@@ -233,8 +241,10 @@ class Frontend:
             log.info("request finished", id=exchange.request_id, status=200, total_s=total_s)
 
         def serve(exchange: Exchange) -> None:
-            then = partial(respond, exchange, time.monotonic())
-            self._work(exchange, tell, then, check=self._state.loaded_model)
+            began_s = time.monotonic()
+            due_s = began_s + self._deadlines.allowed_s(exchange.head)
+            then = partial(respond, exchange, began_s)
+            self._work(exchange, tell, then, check=self._state.loaded_model, deadline_s=due_s)
 
         return Route(path=path, handlers={"POST": serve})
 
@@ -247,6 +257,7 @@ class Frontend:
         then: Callable[[T], None],
         *,
         check: Callable[[], Model],
+        deadline_s: float,
     ) -> None:
         try:
             model = check()
@@ -255,19 +266,28 @@ class Frontend:
                 return
             future = self._elsewhere(work, exchange, model)
         except FastserveError as error:
-            self._refuse(exchange, error)
+            self.refuse(exchange, error)
             return
 
+        def expire() -> None:
+            future.cancel()
+            if not exchange.ended:
+                self.refuse(exchange, RequestTimeout("the time was up before it was prepared"))
+
+        preparing = Due(expire, deadline_s=deadline_s)
+        self._deadlines.add(preparing)
+
         def done() -> None:
+            self._deadlines.discard(preparing)
             if exchange.ended:
                 return
             try:
                 then(future.result())
             except FastserveError as error:
-                self._refuse(exchange, error)
+                self.refuse(exchange, error)
             except Exception:
                 log.exception("preparing a request failed", id=exchange.request_id)
-                self._refuse(exchange, FastserveError("internal error"))
+                self.refuse(exchange, FastserveError("internal error"))
 
         future.add_done_callback(lambda _: self._loop.call_soon_threadsafe(done))
 
@@ -296,9 +316,19 @@ class Frontend:
     def _check_room(self, num_requests: int) -> None:
         num_in_flight, most = len(self._choices), self._requests_in_flight_max
         if num_in_flight + num_requests > most:
-            raise Overloaded(f"{num_in_flight} of at most {most} requests are in flight")
+            raise Overloaded(
+                f"{num_in_flight} of at most {most} requests are in flight",
+                rejection="requests_in_flight",
+            )
 
-    def _refuse(self, exchange: Exchange, error: FastserveError) -> None:
+    def rejected(self, error: FastserveError) -> None:
+        """Count a request that did not begin, if `error` is due to what else is going on."""
+        if error.rejection is not None:
+            self.meter.count(ADMISSION_REJECTIONS, error.rejection)
+
+    def refuse(self, exchange: Exchange, error: FastserveError) -> None:
+        """Answer a request that has not begun."""
+        self.rejected(error)
         log.failed("request refused", error, id=exchange.request_id, status=error.status)
         route = self._routes.find(exchange.head.path)
         assert route is not None, "it was checked"
@@ -323,7 +353,9 @@ class Frontend:
 
     # ---- 4. One request to the engine for each choice.
 
-    def _submit(self, exchange: Exchange, prepared: Prepared, *, received_s: float) -> None:
+    def _submit(
+        self, exchange: Exchange, prepared: Prepared, *, received_s: float, deadline_s: float
+    ) -> None:
         model = self._check_serving()  # again: preparing may have taken a while
         request = prepared.request
         check_model(request.model, model)
@@ -338,6 +370,7 @@ class Frontend:
             registry=self,
             prompt_tokens=sum(len(prompt.token_ids) for prompt in prepared.prompts),
             received_s=received_s,
+            deadline_s=deadline_s,
         )
         self._answers.add(answer)
         submits = []
@@ -359,13 +392,16 @@ class Frontend:
         if first.max_tokens == 0 and first.prompt_logprobs is None:
             respond_empty(answer)
             return
-        for choice, submit in zip(answer.choices, submits, strict=True):
+        # One message, whatever happens: the engine takes all of an exchange or nothing.
+        message = submits[0] if len(submits) == 1 else SubmitGroup(submits)
+        try:
+            self.engine.send(message)
+        except Overloaded as error:
+            answer.refuse(error)
+            return
+        for choice in answer.choices:
             self._choices[choice.request_id] = choice
-            try:
-                self.engine.send(submit)
-            except Overloaded as error:
-                answer.fail(error)
-                return
+        self._deadlines.add(answer)
         self.observer.submitted(answer, submits)
 
     def _choice(
@@ -473,6 +509,7 @@ class Frontend:
     def closed(self, answer: Answer) -> None:
         """The answer is complete, or will never be."""
         self._answers.discard(answer)
+        self._deadlines.discard(answer)
         if not self._answers:
             self._idle.set()
 
@@ -509,10 +546,3 @@ class Frontend:
         """Keep silent streams open; called once per ping interval."""
         for answer in list(self._answers):
             answer.ping()
-
-
-def _not_allowed(head: RequestHead, route: Route | None) -> Response:
-    error = MethodNotAllowed(f"{head.path} does not take {head.method}")
-    allow = (b"Allow", ", ".join(route.methods if route else ["OPTIONS"]).encode())
-    body = error_words(head.path)(error)
-    return Response(error.status, body=body, headers=(allow,))

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fastserve.log import get_logger
+from fastserve.metrics.catalog import ADMISSION_REJECTIONS
 
 if TYPE_CHECKING:
     from fastserve.http1.application import Application
@@ -44,5 +45,7 @@ class Metered:
 
     def error_body(self, status: int, message: str, *, path: str | None) -> bytes:
         self._meter.request("other", status)
+        if status == 503:  # http1's own: too many connections, or too much in their bodies
+            self._meter.count(ADMISSION_REJECTIONS, "connections")
         log.info_burst("requests that were no HTTP, or too much", status=status, why=message)
         return self._app.error_body(status, message, path=path)

@@ -111,7 +111,9 @@ class Preparer:
     def _count(self, num_bytes: int) -> None:
         with self._counting:
             if num_bytes > 0 and self._waiting_bytes + num_bytes > self._waiting_bytes_max:
-                raise Overloaded("too many large requests wait to be read")
+                raise Overloaded(
+                    "too many large requests wait to be read", rejection="large_requests"
+                )
             self._waiting_bytes += num_bytes
 
     def close(self) -> None:

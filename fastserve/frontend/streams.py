@@ -14,6 +14,7 @@ import time
 from typing import TYPE_CHECKING
 
 from fastserve.api import responses
+from fastserve.errors import RequestTimeout
 from fastserve.frontend.engine_words import TokenTexts, failure_of, visible
 from fastserve.frontend.observing import Phases
 from fastserve.frontend.refusals import error_response
@@ -43,7 +44,8 @@ _ANSWERED = (FinishReason.STOP, FinishReason.LENGTH)
 class Answer:
     """One exchange and its generations, until the last of them ends or the client goes.
 
-    `quiet`: nothing has been written since the last ping was due.
+    `quiet`: nothing has been written since the last ping was due. `deadline_s`: by when it must
+    have ended (monotonic); infinite: whenever.
     """
 
     __slots__ = (
@@ -51,6 +53,7 @@ class Answer:
         "choices",
         "completion_id",
         "created",
+        "deadline_s",
         "dialect",
         "exchange",
         "model",
@@ -76,6 +79,7 @@ class Answer:
         registry: Registry,
         prompt_tokens: int,
         received_s: float,
+        deadline_s: float,
     ) -> None:
         self.exchange = exchange
         self.request = request
@@ -84,6 +88,7 @@ class Answer:
         self.registry = registry
         self.prompt_tokens = prompt_tokens
         self.received_s = received_s
+        self.deadline_s = deadline_s
         self.phases = Phases()
         self.trace, self.parent_span_id = registry.observer.traces.begin(exchange.head)
         self.created = int(time.time())
@@ -96,7 +101,8 @@ class Answer:
         self.choices: list[StreamedChoice | WholeChoice] = []
         self.cached_tokens: dict[RequestId, int] = {}
         self.num_open = 0
-        self.quiet = True
+        # The first ping comes after a whole interval, so that what fails at once has its status.
+        self.quiet = False
         exchange.on_disconnect = self._on_disconnect
 
     @property
@@ -134,9 +140,26 @@ class Answer:
         include_stop = self.request.include_stop_str_in_output
         return visible(token_ids, finish, include_stop=include_stop, model=self.model)
 
-    def fail(self, error: FastserveError) -> None:
-        """End the exchange with `error`, and every request of it that is still in flight."""
-        self._give_up(FinishReason.ERROR)
+    def fail_by(self, finish: Finish) -> None:
+        """End the exchange by what the engine said of one of its requests."""
+        (self.fail if finish.refusal is None else self.refuse)(failure_of(finish))
+
+    def refuse(self, error: FastserveError) -> None:
+        """End the exchange with `error`; the engine has taken none of its requests."""
+        for choice in self.choices:
+            choice.open = False
+            self.registry.forget(choice.request_id)
+        self.registry.rejected(error)
+        self.fail(error)
+
+    def expire(self) -> None:
+        """Its time is up."""
+        had_s = self.deadline_s - self.received_s
+        self.fail(RequestTimeout(f"not answered within {had_s:.6g} s"), why="timeout")
+
+    def fail(self, error: FastserveError, *, why: str = "failed") -> None:
+        """End the exchange with `error`; what is in flight of it is aborted, for reason `why`."""
+        self._give_up(FinishReason.ERROR, why=why)
         self.finished(status=error.status, error=error)
         if self.exchange.started:
             self.exchange.end(self.dialect.error_event(error))
@@ -163,7 +186,7 @@ class Answer:
         self.registry.observer.finished(self, status=status, error=error)
         self.choices = []  # they know us: no cycle is left for the collector
 
-    def _give_up(self, reason: FinishReason) -> None:
+    def _give_up(self, reason: FinishReason, *, why: str) -> None:
         for choice in self.choices:
             choice.finish_reason = choice.finish_reason or reason
         in_flight = self.in_flight
@@ -174,13 +197,10 @@ class Answer:
             for request_id in in_flight:
                 self.registry.forget(request_id)
             self.registry.abort(in_flight)
-            gone = reason is FinishReason.ABORT
-            self.registry.meter.count(
-                ABORTS, "client_gone" if gone else "failed", by=len(in_flight)
-            )
+            self.registry.meter.count(ABORTS, why, by=len(in_flight))
 
     def _on_disconnect(self) -> None:
-        self._give_up(FinishReason.ABORT)
+        self._give_up(FinishReason.ABORT, why="client_gone")
         # What nginx logs for a client that closed before its answer.
         self.finished(status=499)
 
@@ -297,7 +317,7 @@ class StreamedChoice:
         answer = self.answer
         self.finish_reason = finish.reason
         if finish.reason not in _ANSWERED:
-            answer.fail(failure_of(finish))
+            answer.fail_by(finish)
             return
         if self._text.stopped is None:
             text += self._text.finish()
@@ -423,7 +443,7 @@ class WholeChoice:
         answer = self.answer
         self.finish_reason = finish.reason
         if finish.reason not in _ANSWERED:
-            answer.fail(failure_of(finish))
+            answer.fail_by(finish)
             return
         if self._text.stopped is None:
             self._parts.append(self._text.finish())

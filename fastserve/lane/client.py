@@ -85,16 +85,18 @@ class LaneClient:
         """Queue `message` for the engine. Raises Overloaded when the queue is full, or closed."""
         if self._ingress.closed:
             # The loop of an acceptor that ends goes on for a moment, and clients still ask.
-            raise Overloaded("this acceptor is ending; others may take the request")
+            raise Overloaded(
+                "this acceptor is ending; others may take the request", rejection="lane_full"
+            )
         now_s = time.monotonic()
         if not self._outgoing:
             if not cast("int", self._ingress.getsockopt(zmq.EVENTS)) & zmq.POLLOUT:
-                raise Overloaded("the engine does not keep up with new requests")
+                raise _full()
             self._flush_at_s = now_s + _COMPANY_S
             if self._defer is not None:
                 self._defer(self.flush)
         elif len(self._outgoing) >= self._messages_max:
-            raise Overloaded("the engine does not keep up with new requests")
+            raise _full()
         self._outgoing.append(message)
         if self._defer is None or now_s >= self._flush_at_s:
             self.flush()
@@ -136,3 +138,7 @@ class LaneClient:
         self._outputs.close(linger=0)
         self._ingress.close(linger=linger_ms)
         self._context.term()
+
+
+def _full() -> Overloaded:
+    return Overloaded("the engine does not keep up with new requests", rejection="lane_full")

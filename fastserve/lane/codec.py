@@ -27,6 +27,8 @@ from fastserve.generation import (
     Grammar,
     GrammarKind,
     ModelCard,
+    Refusal,
+    RefusalReason,
     SamplingParams,
     TokenLogprob,
 )
@@ -38,12 +40,13 @@ from fastserve.lane.messages import (
     Heartbeat,
     Outputs,
     Submit,
+    SubmitGroup,
     ToAcceptor,
     ToEngine,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 VERSION = b"\x01"
 # The same with prompts in binary behind the body, whose length in four bytes comes before it.
@@ -71,7 +74,7 @@ class Codec:
 
     def encode(self, message: Message) -> bytes:
         """Return the frame of `message`."""
-        if isinstance(message, Submit):
+        if isinstance(message, Submit | SubmitGroup):
             return self.encode_all([message])
         return self._sign(VERSION + _dumped(_body(message)))
 
@@ -134,15 +137,9 @@ def _body(message: Message) -> list[Any]:
                 [_logprob_row(index, row) for index, row in message.prompt_logprobs.items()],
             ]
         case Submit():
-            return [
-                "submit",
-                message.request_id,
-                _prompt_item(message.prompt_token_ids),
-                _sampling_row(message.sampling),
-                message.gather,
-                message.sim,
-                message.trace_headers,
-            ]
+            return ["submit", *_submit_row(message)]
+        case SubmitGroup(submits):
+            return ["submit_group", [_submit_row(submit) for submit in submits]]
         case Abort():
             return ["abort", message.request_ids]
         case Attach():
@@ -168,15 +165,10 @@ def _message(body: list[Any]) -> Message:
                 logprobs={row[0]: _logprobs(row) for row in logprobs},
                 prompt_logprobs={row[0]: _logprobs(row) for row in prompt_logprobs},
             )
-        case ["submit", request_id, prompt_token_ids, sampling, gather, sim, trace_headers]:
-            return Submit(
-                request_id=request_id,
-                prompt_token_ids=prompt_token_ids,
-                sampling=_sampling(sampling),
-                gather=gather,
-                sim=sim,
-                trace_headers=trace_headers,
-            )
+        case ["submit", *row]:
+            return _submit(row)
+        case ["submit_group", rows]:
+            return SubmitGroup([_submit(row) for row in rows])
         case ["abort", request_ids]:
             return Abort(request_ids)
         case ["attach", lane, incarnation, address]:
@@ -201,23 +193,62 @@ def _prompt_item(token_ids: Sequence[int]) -> list[int] | int:
 def _attached_of(messages: Sequence[Message]) -> list[bytes]:
     """The prompts that go behind a body and not into it: a million numbers take JSON 30 ms."""
     return [
-        message.prompt_token_ids.tobytes()
+        submit.prompt_token_ids.tobytes()
         for message in messages
-        if isinstance(message, Submit) and isinstance(message.prompt_token_ids, array)
+        for submit in _submits_of(message)
+        if isinstance(submit.prompt_token_ids, array)
     ]
+
+
+def _submits_of(message: Message) -> Sequence[Submit]:
+    if isinstance(message, Submit):
+        return (message,)
+    return message.submits if isinstance(message, SubmitGroup) else ()
 
 
 def _take_attached(bodies: list[Any], attached: memoryview) -> None:
     """Put the prompts that came behind the bodies where their lengths are, in bytes."""
     at = 0
-    for body in bodies:
-        if body[0] == "submit" and isinstance(body[2], int):
-            end = at + body[2]
+    for row, place in _prompt_places(bodies):
+        if isinstance(row[place], int):
+            end = at + row[place]
             token_ids = array("I")
             token_ids.frombytes(attached[at:end])
-            body[2], at = token_ids, end
+            row[place], at = token_ids, end
     if at != len(attached):
         raise ValueError("prompts that belong to no request")
+
+
+def _prompt_places(bodies: list[Any]) -> Iterator[tuple[list[Any], int]]:
+    """Where the prompts of these bodies are: a list, and an index in it."""
+    for body in bodies:
+        if body[0] == "submit":
+            yield body, 2
+        elif body[0] == "submit_group":
+            yield from ((row, 1) for row in body[1])
+
+
+def _submit_row(submit: Submit) -> list[Any]:
+    return [
+        submit.request_id,
+        _prompt_item(submit.prompt_token_ids),
+        _sampling_row(submit.sampling),
+        submit.gather,
+        submit.sim,
+        submit.trace_headers,
+    ]
+
+
+def _submit(row: list[Any]) -> Submit:
+    request_id, prompt_token_ids, sampling, gather, sim, trace_headers = row
+    return Submit(
+        request_id=request_id,
+        prompt_token_ids=prompt_token_ids,
+        sampling=_sampling(sampling),
+        gather=gather,
+        sim=sim,
+        trace_headers=trace_headers,
+    )
 
 
 # A row and not an object: dataclasses.asdict copies deeply, which is half the cost of a Submit.
@@ -257,6 +288,10 @@ def _finish_row(index: int, finish: Finish) -> list[Any]:
 def _finish(row: list[Any]) -> Finish:
     fields = dict(zip(_FINISH_FIELDS, row[1:], strict=True))
     fields["reason"] = FinishReason(fields["reason"])
+    if refusal := fields["refusal"]:
+        fields["refusal"] = Refusal(
+            reason=RefusalReason(refusal["reason"]), retry_after_s=refusal["retry_after_s"]
+        )
     return Finish(**fields)
 
 

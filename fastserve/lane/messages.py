@@ -35,6 +35,16 @@ class Submit:
 
 
 @dataclass(frozen=True, slots=True)
+class SubmitGroup:
+    """Acceptor -> engine: generate all of these, or none. Answered as each Submit is.
+
+    They are one exchange's. Which of them there is no room for is decided for all at once.
+    """
+
+    submits: list[Submit]
+
+
+@dataclass(frozen=True, slots=True)
 class Abort:
     """Acceptor -> engine: the client has gone. Not answered; no harm if already finished."""
 
@@ -108,5 +118,5 @@ class Heartbeat:
     prefix_cache_hits: int = 0
 
 
-ToEngine = Submit | Abort | Attach | Detach
+ToEngine = Submit | SubmitGroup | Abort | Attach | Detach
 ToAcceptor = Outputs | Attached | Heartbeat

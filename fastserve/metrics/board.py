@@ -126,6 +126,12 @@ class Board:
         """Return when acceptor `row` last said that it is there (monotonic; 0: not yet)."""
         return self._words[row * _WORDS + _SEEN_NS]
 
+    def others_seen(self, row: int, *, now_ns: int) -> bool:
+        """Whether any acceptor but `row` was seen lately."""
+        oldest_ns = now_ns - int(SEEN_WITHIN_S * 1e9)
+        seen = self._words[_SEEN_NS::_WORDS].tolist()
+        return any(at_ns >= oldest_ns for lane, at_ns in enumerate(seen) if lane != row)
+
     def least_loaded(self, *, now_ns: int) -> tuple[int, int]:
         """Return (connections, lane) of the acceptor that holds the fewest, of those seen lately.
 
@@ -159,6 +165,10 @@ class Slot:
     def seen(self) -> None:
         """Note that the acceptor is there, now."""
         self._words[_SEEN_NS] = time.monotonic_ns()
+
+    def unseen(self) -> None:
+        """Note that nobody is to wait for the acceptor any more."""
+        self._words[_SEEN_NS] = 0
 
 
 def _bytes_of(rows: int, recent_max: int) -> int:

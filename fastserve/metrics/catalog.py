@@ -23,7 +23,7 @@ ENDPOINTS = (
 )  # fmt: skip
 CODES = (
     "200", "204", "400", "401", "403", "404", "405", "408", "413", "414", "415", "417", "429",
-    "431", "499", "500", "501", "503", "505", "other",
+    "431", "499", "500", "501", "503", "504", "505", "other",
 )  # fmt: skip
 FINISH_REASONS = ("stop", "length", "abort", "error")
 
@@ -125,14 +125,19 @@ ABORTS = Counter(
     help="Requests that the engine was told to forget, by reason; lane_closed: their acceptor "
     "ended.",
     labels=("reason",),
-    values=(("client_gone", "stop_string", "failed", "lane_closed"),),
+    values=(("client_gone", "stop_string", "timeout", "failed", "lane_closed"),),
 )
 ADMISSION_REJECTIONS = Counter(
     name="admission_rejections",
-    help="Requests refused for what else is going on, by reason.",
+    help="HTTP requests refused for what else is going on, by the limit reached or the state.",
     labels=("reason",),
-    values=(("overloaded", "engine_starting", "engine_dead", "connections"),),
-)
+    values=(
+        (
+            "queued_requests", "queued_tokens", "requests_in_flight", "lane_full", "large_requests",
+            "connections", "engine_starting", "engine_dead", "shutting_down",
+        ),
+    ),
+)  # fmt: skip
 UNKNOWN_FIELDS = Counter(
     name="request_unknown_fields", help="Fields of requests that nobody knows, and were ignored."
 )

@@ -99,6 +99,11 @@ class Child:
     def alive(self) -> bool:
         return self.state is not ChildState.EXITED
 
+    @property
+    def untold(self) -> bool:
+        """Whether it is alive and has not been told to end."""
+        return self.state in (ChildState.STARTING, ChildState.RUNNING)
+
     def spawn(self) -> None:
         """Start the next incarnation."""
         self.enter(ChildState.STARTING)
@@ -209,3 +214,16 @@ def _without_main() -> Iterator[None]:
         yield
     finally:
         sys.modules["__main__"] = main
+
+
+def reap_orphans(*, ours: set[int]) -> None:
+    """Collect whoever has exited, up to the first of `ours`: that one is reaped by its pidfd, and
+    the next SIGCHLD brings us back."""
+    while True:
+        try:
+            info = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return
+        if info is None or info.si_pid in ours:
+            return
+        os.waitpid(info.si_pid, os.WNOHANG)

@@ -79,6 +79,12 @@ class Listeners:
         tcp = [] if self.tcp is None else [self.tcp.socket_for(lane)]
         return (*tcp, *([] if self.uds is None else [self.uds.socket]))
 
+    def release(self) -> None:
+        """Leave the sockets to the acceptors: they are closed once the last of those has."""
+        for each in (self.tcp, self.uds):
+            if each is not None:
+                each.release()
+
     def close(self) -> None:
         for each in (self.tcp, self.uds):
             if each is not None:
@@ -124,6 +130,10 @@ class Listener:
         """Return the socket on which acceptor `lane` accepts."""
         return self._sockets[lane % len(self._sockets)]
 
+    def release(self) -> None:
+        for each in self._sockets:
+            each.close()
+
     def close(self) -> None:
         for each in {self._claim, *self._sockets}:
             each.close()
@@ -162,6 +172,9 @@ class UnixListener:
         except ConfigError:
             made.close()
             raise
+
+    def release(self) -> None:
+        self.socket.close()
 
     def close(self) -> None:
         """Remove the file, then stop listening."""

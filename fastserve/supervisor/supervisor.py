@@ -21,12 +21,13 @@ from fastserve.control import (
     Failed,
     LaneClosed,
     LaneStuck,
+    Leaving,
     Progress,
     Ready,
     Stop,
 )
 from fastserve.log import get_logger
-from fastserve.supervisor.child import ChildState
+from fastserve.supervisor.child import ChildState, reap_orphans
 from fastserve.supervisor.outcome import Deadlines, Outcome
 from fastserve.supervisor.policy import RespawnPolicy, Verdict, describe_exit, on_exit
 
@@ -58,10 +59,11 @@ _DEAD_EXIT_SHARE = 0.9
 class Supervisor:
     """One engine and its acceptors.
 
-    `on_ready` is called once, `on_progress` as the model loads. `seen_s` tells when an acceptor's
-    event loop last ran, by its number (monotonic). `on_exit` is called with every child that has
-    exited, `on_respawn` with one that is started again, and why: died or replaced.
-    `go_between`: a pidfd of the process that stands for us before a launcher (launched.py).
+    `on_ready` is called once, `on_progress` as the model loads, `on_draining` when no acceptor will
+    be spawned any more. `seen_s` tells when an acceptor's event loop last ran, by its number
+    (monotonic). `on_exit` is called with every child that has exited, `on_respawn` with one that is
+    started again, and why: died or replaced. `go_between`: a pidfd of the process that stands for
+    us before a launcher (launched.py).
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class Supervisor:
         deadlines: Deadlines,
         on_progress: Callable[[float], None],
         on_ready: Callable[[str], None],
+        on_draining: Callable[[], None],
         seen_s: Callable[[int], float],
         on_exit: Callable[[Child], None] = lambda _: None,
         on_respawn: Callable[[Child, str], None] = lambda _, __: None,
@@ -87,6 +90,7 @@ class Supervisor:
         self._deadlines = deadlines
         self._on_progress = on_progress
         self._on_ready = on_ready
+        self._on_draining = on_draining
         self._seen_s = seen_s
         self._tell_exit = on_exit
         self._tell_respawn = on_respawn
@@ -177,6 +181,7 @@ class Supervisor:
         if stalled_s > self._deadlines.stall_kill_s:
             log.error("engine stalled, killing it", stalled_s=round(stalled_s, 1))
             self._engine.kill()
+            self._killed_as_useless.add(self._engine)
 
     def _kill_if_silent(self, now_s: float) -> None:
         """A stopped acceptor holds its clients and takes no more: its successor will."""
@@ -184,7 +189,7 @@ class Supervisor:
             if acceptor.state is not ChildState.RUNNING:
                 continue
             # A successor that has just become ready was not seen yet; its predecessor was.
-            silent_s = now_s - max(self._seen_s(lane), acceptor.entered_s, self._watching_s)
+            silent_s = now_s - max(self._seen_s(lane), self._watching_s, acceptor.entered_s)
             if silent_s > self._deadlines.silent_timeout_s:
                 log.error(
                     "acceptor silent, killing it",
@@ -302,6 +307,10 @@ class Supervisor:
                 self._announce_when_ready()
             case Failed(reason):
                 child.failure = reason
+            case Leaving():
+                log.warning("acceptor told to terminate", acceptor=child.spec.name)
+                if child.untold:
+                    child.enter(ChildState.DRAINING)
             case Crashed(error):
                 child.crash = error
             case EngineGone(reason):
@@ -347,7 +356,7 @@ class Supervisor:
         self._tell_exit(child)
         expected = was in (ChildState.DRAINING, ChildState.STOPPING)
         if child is self._engine:
-            if self._outcome is None or not expected:
+            if self._outcome is None or not expected or child in self._killed_as_useless:
                 self._on_engine_death(how, failed_to_start=bool(child.failure))
         else:
             self._engine.control.send(LaneClosed(self._acceptors.index(child), child.incarnation))
@@ -365,6 +374,7 @@ class Supervisor:
                 self._on_acceptor_death(child, how, now_s=now_s)
 
     def _on_engine_death(self, how: str, *, failed_to_start: bool) -> None:
+        self._killed_as_useless.discard(self._engine)
         reason = how if failed_to_start else f"the engine died: {how}"
         self._say_engine_gone(reason)
         verdict = on_exit(
@@ -444,28 +454,23 @@ class Supervisor:
 
     def _reap_orphans(self) -> None:
         """As PID 1 we inherit orphans: collect them, and never a child that is ours to reap."""
-        if os.getpid() != 1:
-            return
-        ours = {child.pid for child in self._children if child.alive}
-        while True:
-            try:
-                info = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            except ChildProcessError:
-                return
-            if info is None or info.si_pid in ours:
-                return  # ours is reaped by its pidfd; the next SIGCHLD brings us back
-            os.waitpid(info.si_pid, os.WNOHANG)
+        if os.getpid() == 1:
+            reap_orphans(ours={child.pid for child in self._children if child.alive})
 
     # ---- teardown
 
     def _drain(self, outcome: Outcome) -> None:
         """The gentle half of the ladder: acceptors finish, then the engine closes in order."""
+        self._on_draining()
         for acceptor in self._acceptors:
             acceptor.drain(timeout_s=outcome.drain_timeout_s, whole_server=True)
-        self._poll_until(
-            lambda: not any(acceptor.alive for acceptor in self._acceptors),
-            timeout_s=outcome.exit_timeout_s,
-        )
+
+        def drained() -> bool:
+            # Requests must not wait for one that stands still, whoever waits for them.
+            self._kill_if_stalled(time.monotonic())
+            return not any(acceptor.alive for acceptor in self._acceptors)
+
+        self._poll_until(drained, timeout_s=outcome.exit_timeout_s)
         if self._engine.alive and self._forced_by is None:
             self._engine.enter(ChildState.STOPPING)
             self._engine.control.send(Stop())
@@ -476,15 +481,15 @@ class Supervisor:
     def _stop(self) -> None:
         """The other half, last started first stopped: terminate what is left, kill, reap.
 
-        An acceptor that has overrun its drain was told in time, and is killed at once.
+        Who has overrun a drain, or the time since it was told to stop, is killed at once.
         """
         alive = [child for child in reversed(self._children) if child.alive]
         if self._forced_by is None:
-            told = [child for child in alive if child.state is not ChildState.DRAINING]
-            for child in told:
+            untold = [child for child in alive if child.untold]
+            for child in untold:
                 child.terminate()
             self._poll_until(
-                lambda: not any(child.alive for child in told),
+                lambda: not any(child.alive for child in untold),
                 timeout_s=self._deadlines.terminate_timeout_s,
             )
         for child in alive:

@@ -15,12 +15,14 @@ from fastserve.api.requests import ChatRequest
 from fastserve.api.responses import Choice, Usage
 from fastserve.errors import (
     EngineDead,
+    EngineStarting,
     FastserveError,
     GenerationFailed,
     InvalidRequest,
     ModelNotFound,
     Overloaded,
     RequestError,
+    RequestTimeout,
 )
 from fastserve.generation import FinishReason
 
@@ -242,7 +244,9 @@ def test_how_a_message_ended(
         (InvalidRequest("no"), "invalid_request_error", None),
         (ModelNotFound("no"), "not_found_error", "model_not_found"),
         (RequestError("no", code="x"), "invalid_request_error", "x"),
-        (Overloaded("no"), "overloaded_error", "overloaded"),
+        (Overloaded("no", rejection="lane_full"), "rate_limit_error", "overloaded"),
+        (EngineStarting("no"), "overloaded_error", "engine_starting"),
+        (RequestTimeout("no"), "timeout_error", "request_timeout"),
         (EngineDead("no"), "api_error", "engine_dead"),
         (GenerationFailed("no"), "api_error", "generation_failed"),
         (FastserveError("no"), "api_error", None),

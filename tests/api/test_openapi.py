@@ -116,7 +116,7 @@ def test_no_name_of_ours_is_told_to_clients() -> None:
 
 
 def test_errors_fit() -> None:
-    for error in (Overloaded("busy"), InvalidRequest("no", param="n")):
+    for error in (Overloaded("busy", rejection="lane_full"), InvalidRequest("no", param="n")):
         for name, body in (("Error", error_body(error)), ("MessagesError", messages_error(error))):
             schema = DOCUMENT["components"]["schemas"][name]
             assert fits(orjson.loads(body), schema, document=DOCUMENT)

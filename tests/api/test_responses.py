@@ -167,7 +167,7 @@ def test_a_failure_is_no_answer(reason: FinishReason) -> None:
             ModelNotFound("No such model.", param="model"),
             ("No such model.", "invalid_request_error", "model", "model_not_found"),
         ),
-        (Overloaded("Busy."), ("Busy.", "overloaded", None, "overloaded")),
+        (Overloaded("Busy.", rejection="lane_full"), ("Busy.", "overloaded", None, "overloaded")),
         (EngineDead("Gone."), ("Gone.", "engine_dead", None, "engine_dead")),
         (FastserveError("Oh."), ("Oh.", "server_error", None, None)),
         (FastserveError("\udcff"), ("?", "server_error", None, None)),

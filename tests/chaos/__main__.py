@@ -6,6 +6,7 @@ A run is drawn from its seed: what failed is dealt again by the same command lin
 from __future__ import annotations
 
 import argparse
+import contextlib
 import random
 import sys
 import tempfile
@@ -30,16 +31,20 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--ranks", type=int, default=1, help="of the engine, over MPI")
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--blows", type=int, default=50, help="of each kind")
-    parser.add_argument("--kind", action="append", help="this kind alone; may be repeated")
+    parser.add_argument("--kinds", nargs="+", default=["all"], help="by name, or all")
+    parser.add_argument("flags", nargs="*", help="after --: more flags for the server")
     options = parser.parse_args(argv)
     known = kinds_for(options.engine, ranks=options.ranks)
-    kinds = options.kind or known
+    kinds = known if options.kinds == ["all"] else options.kinds
     if unknown := set(kinds) - set(known):
         parser.error(f"no such kind for {options.engine}: {unknown}; known: {known}")
     print(f"seed {options.seed}", flush=True)
     began_s = time.monotonic()
 
+    outcomes: list[Outcome] = []
+
     def tell(outcome: Outcome) -> None:
+        outcomes.append(outcome)
         print(
             f"{time.monotonic() - began_s:7.1f} {outcome.blow.kind}:"
             f" answered {outcome.answered_s:.2f} s, over {outcome.over_s:.2f} s"
@@ -48,21 +53,27 @@ def main(argv: list[str] | None = None) -> int:
             flush=True,
         )
 
-    with tempfile.TemporaryDirectory(prefix="fs-chaos-") as scratch:
-        outcomes = drive(
+    # A run that is interrupted has its figures, too.
+    with (
+        contextlib.suppress(KeyboardInterrupt),
+        tempfile.TemporaryDirectory(prefix="fs-chaos-") as scratch,
+    ):
+        drive(
             Setup(
                 engine=options.engine,
                 frontends=options.frontends,
                 ranks=options.ranks,
                 clients=options.clients,
                 directory=Path(scratch),
+                flags=tuple(options.flags),
             ),
             seed=options.seed,
             kinds=kinds,
             blows=options.blows,
             tell=tell,
         )
-    print(table(outcomes))
+    if outcomes:
+        print(table(outcomes))
     violated = sum(bool(outcome.violations) for outcome in outcomes)
     print(f"{len(outcomes)} blows, {violated} violated something; seed {options.seed}")
     return 1 if violated else 0

@@ -26,7 +26,7 @@ HONEST = {
     "engine_dead": 503,
     "engine_starting": 503,
     "engine_error": 500,
-    "overloaded": 503,
+    "overloaded": 429,
     "shutting_down": 503,
 }
 # Far more than any wait for a settled server lasts, at the pace of either engine.
@@ -143,6 +143,23 @@ def endless(rng: random.Random, *, engine: str, leaves_after: int) -> Ask:
     )  # fmt: skip
 
 
+def lasting(rng: random.Random, *, engine: str) -> Ask:
+    """A stream that is still going on whenever the server is told to end."""
+    words = [rng.choice(_words()) for _ in range(ENDLESS_TOKENS[engine])]
+    if engine == "embedded":
+        words = words[:1] * len(words)
+        extra: dict[str, Any] = {"logit_bias": {words[0][0]: 100}, "temperature": 0}
+    else:
+        extra = {"sim": {"token_ids": [token_id for token_id, _ in words]}}
+    return Ask(
+        path="/v1/completions",
+        fields={"max_tokens": len(words), "prompt": "go on", "ignore_eos": True, "stream": True}
+        | extra,
+        pieces=tuple(text for _, text in words),
+        stream=True,
+    )
+
+
 def _ask(rng: random.Random, pieces: list[str], **fields: Any) -> Ask:
     stream, chat, leaves = (rng.random() < share for share in (_STREAMED, _CHAT, _LEAVES))
     prompt = f"go {rng.randint(0, 999)}"
@@ -177,8 +194,8 @@ def _judge_status(heard: Heard) -> Verdict:
     kind = _error_type(orjson.loads(heard.body))
     if HONEST.get(kind) != heard.status:
         return _false(f"{heard.status} {heard.body[:200]!r}")
-    if heard.status == 503 and not heard.headers.get("retry-after", "").isdigit():
-        return _false("a 503 without Retry-After")
+    if heard.status != 500 and not heard.headers.get("retry-after", "").isdigit():
+        return _false(f"a {heard.status} without Retry-After")
     return Verdict(Ending.ERROR, kind)
 
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Literal
 
 import psutil
 
-from tests.chaos.asking import endless, simulated
-from tests.e2e.harness import wait_until
+from tests.chaos.asking import endless, lasting, simulated
+from tests.e2e.harness import DEADLINE_S, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -32,15 +32,21 @@ SILENT_TIMEOUT_S = 3.0
 STALL_KILL_S = 6.0
 DRAIN_TIMEOUT_S = 10.0
 START_TIMEOUT_S = 30.0
+# Of a server of many acceptors, which start one after the other.
+START_TIMEOUT_S_MAX = 100.0
 # Longer than the default, so that what a slow machine adds does not hide what it is for.
 DEAD_EXIT_TIMEOUT_S = 10.0
-_SHORT_DRAIN = ("--drain-timeout-s", "1")
+SHORT_DRAIN_TIMEOUT_S = 1.0
+_SHORT_DRAIN = ("--drain-timeout-s", str(SHORT_DRAIN_TIMEOUT_S))
 
 _ENGINE_GONE = frozenset({"engine_dead", "engine_starting"})
-# A successor of an acceptor accepts before it has heard from the engine.
-_STARTING = frozenset({"engine_starting"})
-# Who comes while the whole server drains is told so.
+# Who comes while the whole server drains is told so, and who has not finished at its end.
 _DRAINING = frozenset({"shutting_down"})
+# The default of server.terminate_timeout_s, and what a slow machine adds to any end.
+_TERMINATE_TIMEOUT_S = 5.0
+_SLACK_S = 4.0
+# One by one, each with the start of a process.
+_ALL_REPLACED_WITHIN_S = 150.0
 _NONE: frozenset[str] = frozenset()
 _SIGTERM, _SIGKILL, _SIGSEGV = signal.SIGTERM, signal.SIGKILL, signal.SIGSEGV
 
@@ -74,7 +80,8 @@ class Kind:
     """`errors`: what clients may be told; `cuts`: whether any connection may be cut, `stales`:
     whether any kept one may. `exit_codes`: none if the server must survive. `respawn`: whether it
     needs an engine that is respawned, or one that is not; `ranked`: one of several ranks.
-    `replaces`: how the names begin of the processes that may be others after it."""
+    `replaces`: how the names begin of the processes that may be others after it. `restarts`: it
+    ends the server, and another is started at once on its port."""
 
     strike: Callable[[Scene, Blow], Struck]
     errors: frozenset[str] = _NONE
@@ -89,6 +96,7 @@ class Kind:
     over_within_s: float = 40.0
     leaves_directory: bool = False
     tracebacks: bool = False
+    restarts: bool = False
 
 
 class Scene:
@@ -162,6 +170,15 @@ def _strike_acceptors(scene: Scene, blow: Blow, *, number: int, share: float = 0
     return struck
 
 
+def _terminate_acceptor(scene: Scene, blow: Blow) -> Struck:
+    """Told to end by somebody who is not its supervisor: it lets its requests finish."""
+    name = f"acceptor {blow.lane % scene.frontends}"
+    victim = scene.find(name)
+    struck = Struck(at_s=time.monotonic(), recovered=partial(scene.replaced, {name: victim.pid}))
+    victim.terminate()
+    return struck
+
+
 def _stop_acceptor(scene: Scene, blow: Blow) -> Struck:
     """Stopped for good: only its silence tells."""
     return _strike_acceptors(scene, blow, number=signal.SIGSTOP)
@@ -175,9 +192,10 @@ def _standing(process: psutil.Process) -> psutil.Process:
 
 def _stop_successor(scene: Scene, blow: Blow) -> Struck:
     """The successor of a killed acceptor stands still before it has begun to accept."""
-    struck = _strike_acceptors(scene, blow, number=signal.SIGKILL)
     name = f"acceptor {blow.lane % scene.frontends}"
-    successor = wait_until(lambda: scene.processes().get(name))
+    victim = scene.find(name)
+    struck = _strike_acceptors(scene, blow, number=signal.SIGKILL)
+    successor = wait_until(lambda: (now := scene.processes().get(name)) != victim and now)
     successor.suspend()
     struck.recovered = lambda: scene.replaced({name: successor.pid})
     return struck
@@ -325,6 +343,22 @@ def _hang_up(scene: Scene, _blow: Blow) -> Struck:
     return struck
 
 
+def _hang_up_again_and_again(scene: Scene, blow: Blow) -> Struck:
+    """What comes while they are being replaced asks for nothing new."""
+    struck = _hang_up(scene, blow)
+    for _ in range(20):
+        time.sleep(blow.hold / 100)
+        scene.server.process.send_signal(signal.SIGHUP)
+    return struck
+
+
+def _hang_up_and_terminate(scene: Scene, blow: Blow) -> Struck:
+    """The end comes while acceptors are being replaced."""
+    _hang_up(scene, blow)
+    time.sleep(2 * blow.hold)
+    return _signal_supervisor(scene, blow, numbers=[_SIGTERM])
+
+
 def _hang_up_and_kill(scene: Scene, blow: Blow) -> Struck:
     """While acceptors are replaced one by one, one more dies."""
     struck = _hang_up(scene, blow)
@@ -353,6 +387,18 @@ def _signal_supervisor(scene: Scene, blow: Blow, *, numbers: Iterable[int]) -> S
             time.sleep(blow.hold)
         if scene.server.process.poll() is None:
             scene.server.process.send_signal(number)
+    return struck
+
+
+def _terminate_twice(scene: Scene, blow: Blow, *, numbers: Sequence[int]) -> Struck:
+    """The second ends what the first would have waited for: a request that has no end."""
+    begun = scene.load.ask(lasting(random.Random(blow.seed), engine=scene.engine))
+    assert begun.wait(DEADLINE_S), "it is not answered"
+    first, second = numbers
+    scene.server.process.send_signal(first)
+    time.sleep(blow.hold)
+    struck = Struck(at_s=time.monotonic())
+    scene.server.process.send_signal(second)
     return struck
 
 
@@ -403,7 +449,8 @@ def _engine_kinds() -> dict[str, Kind]:
     for name, stop in (("client stopped", False), ("acceptor stopped", True)):
         kinds[f"engine kill, {name}"] = Kind(
             strike=partial(_strike_engine_held_up, stop=stop), errors=_ENGINE_GONE, stales=True,
-            respawn=False, exit_codes=frozenset({70}), over_within_s=DEAD_EXIT_TIMEOUT_S,
+            respawn=False, exit_codes=frozenset({70}),
+            over_within_s=DEAD_EXIT_TIMEOUT_S + _SLACK_S / 2,
             flags=("--engine-dead-exit-timeout-s", str(DEAD_EXIT_TIMEOUT_S)),
         )  # fmt: skip
     return kinds
@@ -412,27 +459,27 @@ def _engine_kinds() -> dict[str, Kind]:
 KINDS: dict[str, Kind] = {
     **{
         f"acceptor {name}": Kind(
-            strike=partial(_strike_acceptors, number=number), errors=_STARTING,
-            replaces=("acceptor",),
+            strike=partial(_strike_acceptors, number=number), replaces=("acceptor",)
         )
-        for name, number in (("kill", _SIGKILL), ("segv", _SIGSEGV), ("term", _SIGTERM))
+        for name, number in (("kill", _SIGKILL), ("segv", _SIGSEGV))
     },
-    "acceptor stop": Kind(strike=_stop_acceptor, errors=_STARTING, replaces=("acceptor",)),
+    "acceptor term": Kind(
+        strike=_terminate_acceptor, stales=True, errors=_DRAINING, replaces=("acceptor",)
+    ),
+    "acceptor stop": Kind(strike=_stop_acceptor, replaces=("acceptor",)),
     "acceptor kill, successor stop": Kind(
-        strike=_stop_successor, errors=_STARTING, replaces=("acceptor",),
-        over_within_s=START_TIMEOUT_S + 30.0,
+        strike=_stop_successor, replaces=("acceptor",), over_within_s=START_TIMEOUT_S_MAX + 30.0
     ),
     "acceptor pause": Kind(strike=_pause_acceptor),
     "all acceptors kill": Kind(
-        strike=partial(_strike_acceptors, number=_SIGKILL, share=1.0), errors=_STARTING,
-        replaces=("acceptor",),
+        strike=partial(_strike_acceptors, number=_SIGKILL, share=1.0), replaces=("acceptor",)
     ),
     **_engine_kinds(),
     "engine pause": Kind(
         strike=partial(_pause, names=["engine"], least_s=0.05, most_s=STALL_KILL_S / 3)
     ),
     "engine pause, acceptor kill": Kind(
-        strike=_kill_acceptor_of_paused_engine, errors=_STARTING, replaces=("acceptor",)
+        strike=_kill_acceptor_of_paused_engine, replaces=("acceptor",)
     ),
     "engine kill twice, respawned": Kind(
         strike=_kill_engine_twice, respawn=True, errors=_ENGINE_GONE, replaces=("engine",)
@@ -445,41 +492,55 @@ KINDS: dict[str, Kind] = {
         strike=partial(_pause, names=["supervisor"], least_s=0.05, most_s=SILENT_TIMEOUT_S + 2)
     ),
     "everybody pause": Kind(strike=_pause_tree),
-    "supervisor hup": Kind(strike=_hang_up, stales=True, errors=_STARTING, replaces=("acceptor",)),
+    "supervisor hup": Kind(
+        strike=_hang_up, stales=True, replaces=("acceptor",),
+        over_within_s=_ALL_REPLACED_WITHIN_S,
+    ),
+    "supervisor hup storm": Kind(
+        strike=_hang_up_again_and_again, stales=True, replaces=("acceptor",),
+        over_within_s=_ALL_REPLACED_WITHIN_S,
+    ),
     "supervisor hup, acceptor kill": Kind(
-        strike=_hang_up_and_kill, stales=True, errors=_STARTING, replaces=("acceptor",)
+        strike=_hang_up_and_kill, stales=True, replaces=("acceptor",),
+        over_within_s=_ALL_REPLACED_WITHIN_S,
     ),
     "supervisor hup, acceptor stop": Kind(
-        strike=_hang_up_and_stop, stales=True, errors=_STARTING, replaces=("acceptor",)
+        strike=_hang_up_and_stop, stales=True, replaces=("acceptor",),
+        over_within_s=_ALL_REPLACED_WITHIN_S,
+    ),
+    "supervisor hup, term": Kind(
+        strike=_hang_up_and_terminate, stales=True, errors=_DRAINING, exit_codes=frozenset({0})
     ),
     "supervisor term": Kind(
         strike=partial(_signal_supervisor, numbers=[_SIGTERM]), stales=True, errors=_DRAINING,
         exit_codes=frozenset({0}),
     ),
-    "supervisor term twice": Kind(
-        strike=partial(_signal_supervisor, numbers=[_SIGTERM, _SIGTERM]), stales=True, cuts=True,
-        errors=_DRAINING,
-        # 0: the first had done its work by then.
-        exit_codes=frozenset({0, 143}),
-    ),
-    "supervisor int, term": Kind(
-        strike=partial(_signal_supervisor, numbers=[signal.SIGINT, _SIGTERM]), stales=True,
-        cuts=True, errors=_DRAINING, exit_codes=frozenset({0, 143}),
-    ),
-    "supervisor term, engine stopped": Kind(
-        strike=partial(_terminate_with, stopped="engine"), stales=True,
-        errors=_DRAINING, exit_codes=frozenset({0}), flags=_SHORT_DRAIN,
-    ),
-    "supervisor term, acceptor stopped": Kind(
-        strike=partial(_terminate_with, stopped="acceptor"), stales=True,
-        errors=_DRAINING, exit_codes=frozenset({0}), flags=_SHORT_DRAIN,
-    ),
+    **{
+        f"supervisor {name}": Kind(
+            strike=partial(_terminate_twice, numbers=numbers), stales=True, cuts=True,
+            errors=_DRAINING, exit_codes=frozenset({128 + numbers[1]}), over_within_s=_SLACK_S,
+        )
+        for name, numbers in (
+            ("term twice", (_SIGTERM, _SIGTERM)), ("int, term", (signal.SIGINT, _SIGTERM))
+        )
+    },
+    **{
+        f"supervisor term, {stopped} stopped": Kind(
+            strike=partial(_terminate_with, stopped=stopped), stales=True, errors=_DRAINING,
+            exit_codes=frozenset({0}), flags=_SHORT_DRAIN,
+            over_within_s=SHORT_DRAIN_TIMEOUT_S + _TERMINATE_TIMEOUT_S + _SLACK_S,
+        )
+        for stopped in ("engine", "acceptor")
+    },
     **{
         f"supervisor {name}": Kind(
             strike=partial(_signal_supervisor, numbers=[number]), cuts=True, stales=True,
-            exit_codes=frozenset({-number}), leaves_directory=True,
+            exit_codes=frozenset({-number}), leaves_directory=True, restarts=restarts,
+            errors=frozenset({"engine_starting"}) if restarts else _NONE,
         )
-        for name, number in (("kill", _SIGKILL), ("segv", _SIGSEGV))
+        for name, number, restarts in (
+            ("kill", _SIGKILL, False), ("segv", _SIGSEGV, False), ("kill, restart", _SIGKILL, True)
+        )
     },
 }  # fmt: skip
 

@@ -10,6 +10,7 @@ all of it within bounds
 from __future__ import annotations
 
 import contextlib
+import random
 import re
 import shutil
 import socket
@@ -21,13 +22,14 @@ from urllib.request import urlopen
 
 import psutil
 
-from tests.chaos.asking import CUT_SHORT, Ending, embedded, simulated
+from tests.chaos.asking import Ending, embedded, simulated
 from tests.chaos.blows import (
     DRAIN_TIMEOUT_S,
     KINDS,
     SILENT_TIMEOUT_S,
     STALL_KILL_S,
     START_TIMEOUT_S,
+    START_TIMEOUT_S_MAX,
     Scene,
     plan,
 )
@@ -43,11 +45,9 @@ if TYPE_CHECKING:
 
 _SETTLED_WITHIN_S = 20.0
 _AFTER_RECOVERY_S = 0.2
+_FEW = 4
 # What a request is counted as, besides the endings.
-RESET_IN_QUEUE = "reset in the queue"
 LOST = "lost"
-# A connection that waits to be accepted may have begun so long before.
-_QUEUED_S = 0.25
 
 FLAGS = (
     "--lane-heartbeat-interval-s", "0.1",
@@ -57,7 +57,6 @@ FLAGS = (
     "--engine-stall-kill-s", str(STALL_KILL_S),
     "--engine-respawn-window-s", "10",
     "--drain-timeout-s", str(DRAIN_TIMEOUT_S),
-    "--start-timeout-s", str(START_TIMEOUT_S),
     )  # fmt: skip
 _ENGINE_FLAGS: dict[Engine, tuple[str, ...]] = {
     "sim": ("--engine", "sim", "--sim-step-ms", "4", "--engine-max-seq-len", "8192"),
@@ -71,12 +70,17 @@ class Violation(AssertionError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What is put under load. `directory` is where every server of the run has its own."""
+    """What is put under load. `directory` is where every server of the run has its own.
+
+    `flags` are for the server, besides those that the blows need. Its engine has so many `ranks`:
+    itself, and processes named "rank 1" and so on.
+    """
 
     engine: Engine
     frontends: int
     clients: int
     directory: Path
+    flags: tuple[str, ...] = ()
     ranks: int = 1
 
 
@@ -102,6 +106,7 @@ def drive(
 ) -> list[Outcome]:
     """Deal `blows` of each of `kinds`; return what each cost, violations among it."""
     make = simulated if setup.engine == "sim" else embedded
+    make(random.Random(seed))  # reads the vocabulary, so that nobody waits for that under load
     outcomes = []
     with Load(make, seed=str(seed), num_clients=setup.clients) as load:
         for life in plan(seed, kinds, blows=blows):
@@ -118,18 +123,27 @@ class _Living:
         self._setup = setup
         self._life = life
         self._load = load
-        self._server = Server(
-            "--run-directory", str(setup.directory), "--frontends", str(setup.frontends),
-            "--dp-size", str(setup.ranks), *_ENGINE_FLAGS[setup.engine], *FLAGS,
-            "--engine-respawn", "100" if life.respawn else "0",
-            *KINDS[life.last.kind].flags,
+        self._server = self._start()
+
+    @property
+    def _start_timeout_s(self) -> float:
+        return START_TIMEOUT_S if self._setup.frontends <= _FEW else START_TIMEOUT_S_MAX
+
+    def _start(self, *flags: str) -> Server:
+        return Server(
+            "--run-directory", str(self._setup.directory),
+            "--frontends", str(self._setup.frontends), "--dp-size", str(self._setup.ranks),
+            *_ENGINE_FLAGS[self._setup.engine], *FLAGS,
+            "--start-timeout-s", str(self._start_timeout_s),
+            "--engine-respawn", "100" if self._life.respawn else "0",
+            *KINDS[self._life.last.kind].flags, *self._setup.flags, *flags,
         )  # fmt: skip
 
     def live(self) -> list[Outcome]:
         """Deal every blow of this life. A server that is not as it should be is given up."""
         outcomes = []
         try:
-            self._server.wait_ready()
+            self._server.wait_ready(deadline_s=2 * self._start_timeout_s)
             self._load.port = self._server.port
             scene = Scene(
                 self._server,
@@ -157,12 +171,14 @@ class _Living:
         kind = KINDS[blow.kind]
         try:
             before = scene.processes()
-            _check_tree(before, setup=self._setup)
+            self._check_tree(before)
             self._load.go()
             time.sleep(blow.after_s)
             struck = kind.strike(scene, blow)
             if kind.exit_codes:
                 self._see_it_end(kind, outcome, struck)
+                if kind.restarts:
+                    self._see_it_start_again(outcome)
             else:
                 wait_until(struck.recovered, deadline_s=kind.over_within_s)
                 outcome.over_s = time.monotonic() - struck.at_s
@@ -196,6 +212,28 @@ class _Living:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(("127.0.0.1", self._load.port))
 
+    def _see_it_start_again(self, outcome: Outcome) -> None:
+        """As an init system would: at once, on the same port, with the clients still there."""
+        with self._start("--port", str(self._load.port)) as server:
+            self._load.hold()
+            answered = len(self._load.results)
+            self._load.go()
+            wait_until(lambda: len(self._load.results) > answered + self._setup.clients)
+            self._load.hold()
+            late = self._load.results[answered:]
+            outcome.violations += [
+                f"a request to the next server ended {result.ending} {result.verdict.detail}"
+                for result in late
+                if result.ending not in (Ending.WELL, Ending.LEFT)
+            ]
+            server.process.terminate()
+            code = server.wait_exit()
+            if code:
+                outcome.violations.append(f"the next server's exit code: {code}")
+            # It has swept what the killed one left.
+            if left := [path.name for path in self._setup.directory.iterdir()]:
+                outcome.violations.append(f"left in the run directory: {left}")
+
     # ---- a server that lives on
 
     def _see_it_settle(self, kind: Kind, scene: Scene, before: Mapping[str, object]) -> None:
@@ -203,12 +241,18 @@ class _Living:
         status, body = self._server.get("/health")
         assert (status, body["status"]) == (200, "ready"), body
         after = scene.processes()
-        _check_tree(after, setup=self._setup)
+        self._check_tree(after)
         others = {name for name in before if after[name] != before[name]}
         # An engine's other ranks end with it.
         victims = (*kind.replaces, *(["rank"] if "engine" in kind.replaces else []))
         assert all(name.startswith(victims) for name in others), f"replaced: {others}"
         [_] = self._setup.directory.iterdir()
+
+    def _check_tree(self, processes: Mapping[str, object]) -> None:
+        names = {"supervisor", "engine"}
+        names |= {f"acceptor {lane}" for lane in range(self._setup.frontends)}
+        names |= {f"rank {number}" for number in range(1, self._setup.ranks)}
+        assert set(processes) == names, f"processes: {sorted(processes)}"
 
     def _num_in_flight(self) -> tuple[int, int]:
         """What the engine has, and what the acceptors think that it has."""
@@ -263,22 +307,8 @@ def _counted_as(kind: Kind, struck: Struck, result: Result) -> str:
             kind.cuts or result.port in struck.held or result.began_s < struck.until_s
         ):
             return ending
-        case Ending.CUT if _never_accepted(kind, struck, result):
-            return RESET_IN_QUEUE
         case _:
             return LOST
-
-
-def _never_accepted(kind: Kind, struck: Struck, result: Result) -> bool:
-    """A server that ends accepts no more, and resets at its end what has connected meanwhile."""
-    late = result.began_s > struck.at_s - _QUEUED_S
-    return bool(kind.exit_codes) and late and result.verdict.detail != CUT_SHORT
-
-
-def _check_tree(processes: Mapping[str, object], *, setup: Setup) -> None:
-    names = {"supervisor", "engine", *(f"acceptor {lane}" for lane in range(setup.frontends))}
-    names |= {f"rank {rank}" for rank in range(1, setup.ranks)}
-    assert set(processes) == names, f"processes: {sorted(processes)}"
 
 
 def _sweep(directory: Path) -> None:

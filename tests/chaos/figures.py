@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from tests.chaos.asking import Ending
 from tests.chaos.blows import KINDS
-from tests.chaos.driver import LOST, RESET_IN_QUEUE
+from tests.chaos.driver import LOST
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,7 +20,6 @@ _COUNTED = {
     "left": Ending.LEFT,
     "cut with its process": Ending.CUT,
     "stale": Ending.STALE,
-    RESET_IN_QUEUE: RESET_IN_QUEUE,
     "refused": Ending.REFUSED,
     LOST: LOST,
 }
@@ -35,8 +34,7 @@ def table(outcomes: Sequence[Outcome]) -> str:
     """Markdown, one row for each kind and one for all.
 
     Lost are those whose end nothing excuses; stale, those on a kept connection that was closed
-    before they could be seen; reset in the queue, those of connections that a server which ends
-    did not accept any more.
+    before they could be seen; refused, those to a server that has ended.
     """
     lines = [_HEAD, "|---" * _HEAD.count(" |") + "|"]
     kinds = [kind for kind in KINDS if any(o.blow.kind == kind for o in outcomes)]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 # How long a client waits for the end of its answer; no server under any blow may need as long.
-PATIENCE_S = 45.0
+PATIENCE_S = 60.0
 _KEEPS_CONNECTION = 0.4
 _RETRY_S = 0.05
 # The longest line is a chunk size or a header.
@@ -94,21 +94,26 @@ class Load:
         results, self.results = self.results, []
         return results
 
-    def ask(self, ask: Ask, *, share: float = 1.0) -> None:
-        """One request more, on a connection of its own. With a `share` below 1 it is never sent to
-        its end, and its client waits for the connection's."""
+    def ask(self, ask: Ask, *, share: float = 1.0) -> threading.Event:
+        """One request more, on a connection of its own; set once a stream has begun.
+
+        With a `share` below 1 it is never sent to its end, and its client waits for the
+        connection's.
+        """
+        begun = threading.Event()
 
         async def once() -> None:
             self._num_busy += 1
             try:
                 if share == 1.0:
-                    _close(await self._perform(ask, None))
+                    _close(await self._perform(ask, None, begun=begun))
                 else:
                     await self._send_part(ask, share)
             finally:
                 self._num_busy -= 1
 
         asyncio.run_coroutine_threadsafe(once(), self._loop)
+        return begun
 
     # ---- in the thread
 
@@ -145,7 +150,9 @@ class Load:
                 _close(kept)
                 kept = None
 
-    async def _perform(self, ask: Ask, kept: _Connection | None) -> _Connection | None:
+    async def _perform(
+        self, ask: Ask, kept: _Connection | None, *, begun: threading.Event | None = None
+    ) -> _Connection | None:
         """Have one request answered; return the connection if it is good for another."""
         began_s = time.monotonic()
         connection, heard, ending = kept, Heard(), None
@@ -157,7 +164,7 @@ class Load:
                             "127.0.0.1", self.port, limit=_LINE_BYTES_MAX
                         )
                     )
-                ending = await _exchange(connection, ask, heard)
+                ending = await _exchange(connection, ask, heard, begun=begun)
         except ConnectionRefusedError:
             ending = Ending.REFUSED
         except ConnectionError:
@@ -196,12 +203,14 @@ class Load:
         )
 
 
-async def _exchange(connection: _Connection, ask: Ask, heard: Heard) -> Ending | None:
+async def _exchange(
+    connection: _Connection, ask: Ask, heard: Heard, *, begun: threading.Event | None
+) -> Ending | None:
     """Send and listen; LEFT if the client goes before the end."""
     connection.num_requests += 1
     connection.writer.write(ask.request())
     if ask.leaves_after is None:
-        await hear(connection.reader, heard)
+        await hear(connection.reader, heard, on_event=begun.set if begun else _ignore)
         return None
     enough = asyncio.Event()
     if not ask.stream:
@@ -222,6 +231,10 @@ async def _exchange(connection: _Connection, ask: Ask, heard: Heard) -> Ending |
             with contextlib.suppress(asyncio.CancelledError):
                 await each
     return None if ended else Ending.LEFT
+
+
+def _ignore() -> None:
+    pass
 
 
 def _close(connection: _Connection | None) -> None:

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 # Of each kind of process, and of each way to end; those that wait for a time limit are left out.
 QUICK = [
-    "acceptor kill", "acceptor pause", "all acceptors kill",
+    "acceptor kill", "acceptor term", "acceptor pause", "all acceptors kill",
     "engine kill, respawned", "engine kill twice, respawned", "engine and acceptor kill",
     "engine pause", "engine pause, acceptor kill", "engine kill", "engine exception",
-    "supervisor pause", "supervisor hup", "supervisor term", "supervisor term twice",
-    "supervisor kill",
+    "supervisor pause", "supervisor hup storm", "supervisor term", "supervisor term twice",
+    "supervisor term, engine stopped", "supervisor kill, restart",
 ]  # fmt: skip
 QUICK_EMBEDDED = ["acceptor kill", "engine kill, respawned", "engine kill", "supervisor term"]
 
@@ -38,7 +38,7 @@ def deal(directory: Path, *, engine: Engine, frontends: int, kinds: list[str], b
     print(table(outcomes))
     again = (
         f"python -m tests.chaos --seed {seed} --engine {engine} --frontends {frontends}"
-        f" --clients 12 --blows {blows} {' '.join(f'--kind {shlex.quote(k)}' for k in kinds)}"
+        f" --clients 12 --blows {blows} --kinds {shlex.join(kinds)}"
     )
     violations = [f"{o.blow.kind}: {each}" for o in outcomes for each in o.violations]
     assert not violations, "\n".join([*violations, again])

@@ -118,12 +118,12 @@ class Server:
     def stdout(self) -> str:
         return Path(self._stdout.name).read_text()
 
-    def wait_ready(self) -> None:
+    def wait_ready(self, *, deadline_s: float = DEADLINE_S) -> None:
         def ready() -> bool:
             assert self.process.poll() is None, f"exited {self.process.returncode}: {self.log}"
             return "fastserve is ready" in self.stdout
 
-        wait_until(ready)
+        wait_until(ready, deadline_s=deadline_s)
         self.remember_processes()
 
     def client(self, **options: Any) -> openai.OpenAI:

@@ -206,7 +206,7 @@ def test_over_the_limit_is_overloaded(narrow: Server) -> None:
             refused = ask(stream=stream)
             error = refused.read_json()["error"]
             assert (refused.status, error["type"], error["code"]) == (
-                503, "overloaded", "overloaded",
+                429, "overloaded", "overloaded",
             )  # fmt: skip
             assert int(refused.headers["retry-after"]) >= 1
         assert narrow.get("/health")[0] == 200

@@ -6,6 +6,7 @@ It sends a request, reads as much of the answer as it is told to, and goes away 
 from __future__ import annotations
 
 import concurrent.futures
+import select
 import socket
 import struct
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -48,12 +49,16 @@ class Wire:
     # ---- there
 
     def post(self, path: str, **fields: Any) -> Self:
-        """Send a request with `fields` for its JSON body."""
+        """Send a request with `fields` for its JSON body. `timeout_ms` is a header's."""
+        timeout_ms = fields.pop("timeout_ms", None)
         body = orjson.dumps(fields)
         head = (
             f"POST {path} HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\n"
-            f"Content-Length: {len(body)}\r\n\r\n"
+            f"Content-Length: {len(body)}\r\n"
         )
+        if timeout_ms is not None:
+            head += f"X-Request-Timeout-Ms: {timeout_ms}\r\n"
+        head += "\r\n"
         self.socket.sendall(head.encode() + body)
         return self
 
@@ -64,6 +69,10 @@ class Wire:
         return self.post("/v1/completions", **{"prompt": "x", "max_tokens": 4096} | fields)
 
     # ---- and back
+
+    def readable(self) -> bool:
+        """Whether anything has come that was not read, or the connection has ended."""
+        return bool(select.select([self.socket], [], [], 0)[0])
 
     def read_head(self) -> int:
         """Read to the end of the headers; return the status. Interim responses are passed over."""

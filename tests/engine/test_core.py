@@ -6,17 +6,26 @@ import contextlib
 import select
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
 
 from fastserve.control import Beat, ControlSocket, LaneClosed, Progress, Ready, Stop
+from fastserve.engine.admission import Admission, Queue, queue_of
 from fastserve.engine.core import EngineCore
 from fastserve.engine.interface import EngineStats, StepOutputs
 from fastserve.errors import InvalidRequest
-from fastserve.generation import Finish, FinishReason, ModelCard, RequestId, SamplingParams
+from fastserve.generation import (
+    Finish,
+    FinishReason,
+    ModelCard,
+    RefusalReason,
+    RequestId,
+    SamplingParams,
+)
 from fastserve.lane.client import LaneClient
-from fastserve.lane.messages import Abort, Attached, Heartbeat, Outputs, Submit
+from fastserve.lane.messages import Abort, Attached, Heartbeat, Outputs, Submit, SubmitGroup
 from fastserve.lane.server import LaneServer
 from fastserve.metrics.board import Board
 from fastserve.metrics.catalog import (
@@ -37,6 +46,7 @@ from fastserve.metrics.catalog import (
     Counter,
 )
 from fastserve.metrics.meter import Meter
+from tests.e2e.harness import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -67,6 +77,7 @@ class ScriptedEngine:
         self.aborted: list[RequestId] = []
         self.closed = False
         self.step_s = 0.0
+        self.num_places = 1 << 20
 
     def describe(self) -> ModelCard:
         return CARD
@@ -112,6 +123,14 @@ class ScriptedEngine:
             prefix_cache_hits=2,
         )
 
+    def queue(self) -> Queue:
+        return queue_of(
+            (1 for _ in self.running),
+            num_waiting=len(self.running),
+            num_tokens=len(self.running),
+            num_free=self.num_places,
+        )
+
     def close(self) -> None:
         self.closed = True
 
@@ -140,6 +159,7 @@ class Running:
             self.engine,
             lanes=lanes,
             control=self._ours,
+            admission=Admission(max_queued_requests=2, max_queued_tokens=100),
             heartbeat_interval_s=0.02,
             meter=Meter(self.row),
         )
@@ -403,6 +423,7 @@ def test_a_stop_while_the_model_loads_ends_the_loading(tmp_path: Path) -> None:
         Slow(),
         lanes=lanes,
         control=ours,
+        admission=Admission(max_queued_requests=0, max_queued_tokens=0),
         heartbeat_interval_s=0.02,
         meter=Meter(Board.make(1).engine_numbers()),
     )
@@ -412,3 +433,65 @@ def test_a_stop_while_the_model_loads_ends_the_loading(tmp_path: Path) -> None:
     lanes.close(linger_ms=0)
     control.close()
     ours.close()
+
+
+# ---- admission: two may queue, of at most 100 tokens
+
+
+def refusals(client: LaneClient, *numbers: int, lane: int = 1) -> list[Finish]:
+    """The ends of requests that were not taken: one message each, without a token."""
+    outputs = outputs_of(read(client, until=lambda seen: len(outputs_of(seen)) >= len(numbers)))
+    assert [(each.request_ids, each.counts) for each in outputs] == [
+        ([submit(number, lane=lane).request_id], [0]) for number in numbers
+    ]
+    return [each.finishes[0] for each in outputs]
+
+
+def fill(running: Running, client: LaneClient, *numbers: int, lane: int = 1) -> None:
+    """Have these requests taken, which never end, by an engine that is in the middle of a step."""
+    running.engine.num_places = 1
+    running.engine.step_s = 30.0
+    for number in numbers:
+        one = submit(number, lane=lane, max_tokens=10**9)
+        client.send(one)
+        wait_until(partial(running.engine.running.__contains__, one.request_id))
+
+
+def test_what_queues_is_counted_over_every_lane(running: Running) -> None:
+    clients = {lane: running.client(lane) for lane in (1, 2, 3)}
+    for lane, client in clients.items():
+        attached(client)
+        fill(running, client, 1, lane=lane)
+    for lane, client in clients.items():
+        client.send(submit(2, lane=lane))
+        [finish] = refusals(client, 2, lane=lane)
+        assert finish.error == "2 of at most 2 requests are queued"
+        assert finish.refusal is not None
+        assert finish.refusal.reason is RefusalReason.QUEUED_REQUESTS
+        assert 1 <= finish.refusal.retry_after_s <= 60
+    clients[1].send(Abort([submit(1, lane=1).request_id]))
+    fill(running, clients[2], 3, lane=2)
+    for client in clients.values():
+        client.close()
+
+
+def test_a_group_is_taken_as_a_whole_or_not_at_all(running: Running) -> None:
+    client = running.client(1)
+    attached(client)
+    fill(running, client, 1, 2)
+    client.send(SubmitGroup([submit(number) for number in (3, 4)]))
+    assert all(finish.refusal is not None for finish in refusals(client, 3, 4))
+    assert len(running.engine.running) == 2
+    fill(running, client, 5)  # for one alone there was room
+    client.close()
+
+
+def test_what_an_idle_engine_has_no_room_for_is_not_to_come_again(running: Running) -> None:
+    running.engine.num_places = 1
+    client = running.client(1)
+    attached(client)
+    client.send(SubmitGroup([submit(number) for number in (1, 2, 3, 4)]))
+    for finish in refusals(client, 1, 2, 3, 4):
+        assert finish.invalid
+        assert finish.refusal is None
+    client.close()

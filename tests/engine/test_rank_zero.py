@@ -14,6 +14,7 @@ import pytest
 
 from fastserve.config import Config, LlamaCppConfig, ServerConfig
 from fastserve.control import Beat, ControlSocket, EngineGone, Failed, LaneClosed, Ready, Stop
+from fastserve.engine.admission import Admission, Queue
 from fastserve.engine.arguments import EngineSettings
 from fastserve.engine.interface import EngineStats, StepOutputs
 from fastserve.engine.others import OtherRanks
@@ -36,6 +37,9 @@ KEY = bytes(32)
 DEADLINE_S = 20.0
 BEAT_S = 0.02
 ENDLESS = 10**9
+# In the running batch of each rank, and in the queue of all.
+PLACES = 2
+QUEUED_MAX = 100
 CARD = ModelCard(
     name="scripted", tokenizer_path="", chat_template=None, bos_token="", eos_token="",
     eos_token_ids=(), vocab_size=100, max_seq_len=100,
@@ -69,6 +73,10 @@ class ScriptedEngine:
     def has_work(self) -> bool:
         return bool(self.left)
 
+    def queue(self) -> Queue:
+        more = len(self.left) - PLACES
+        return Queue(num_places=max(-more, 0), num_requests=max(more, 0))
+
     def step(self, pump: Pump) -> StepOutputs:
         pump(timeout_s=0.001)
         while not self.may_step.is_set():
@@ -82,7 +90,8 @@ class ScriptedEngine:
         return outputs
 
     def stats(self) -> EngineStats:
-        return EngineStats(num_running=len(self.left), num_waiting=0)
+        running = min(len(self.left), PLACES)
+        return EngineStats(num_running=running, num_waiting=len(self.left) - running)
 
     def close(self) -> None:
         pass
@@ -174,6 +183,7 @@ class Running:
         core = RankZeroCore(
             self.engines[0], lanes=lanes, control=self._ours, heartbeat_interval_s=BEAT_S,
             others=self.others, silent_timeout_s=DEADLINE_S,
+            admission=Admission(max_queued_requests=QUEUED_MAX, max_queued_tokens=0),
         )  # fmt: skip
         try:
             core.start()
@@ -278,6 +288,31 @@ def test_requests_are_shared_out_and_each_rank_answers_its_own(running: Running)
     read(client, until=all_ended)
     assert sorted(next(iter(each)) for each in tokens.values()) == [0, 0, 1, 1, 2, 2]
     assert all(len(each) == 1 for each in tokens.values()), "one rank has all of a request"
+    client.close()
+
+
+def test_the_queue_of_all_ranks_is_limited_to_the_request(running: Running) -> None:
+    client = running.client()
+    running.load()
+    read(client, until=ready)
+    room = len(running.engines) * PLACES + QUEUED_MAX
+    for number in range(room + 10):
+        client.send(request(number))
+    refused: set[int] = set()
+
+    def all_told(messages: list[object]) -> bool:
+        for message in messages:
+            if isinstance(message, Outputs):
+                ended = message.finishes.items()
+                refused.update(message.request_ids[at] for at, finish in ended if finish.refusal)
+        return len(refused) == 10
+
+    read(client, until=all_told)
+    assert {request_id & 0xFFFF for request_id in refused} == set(range(room, room + 10))
+    wait_until(lambda: sum(running.loads()) == room)
+    client.send(Abort([request(3).request_id]))
+    client.send(request(room + 10))
+    wait_until(lambda: any(room + 10 == one & 0xFFFF for e in running.engines for one in e.left))
     client.close()
 
 

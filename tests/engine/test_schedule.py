@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fastserve.engine.admission import Queue
 from fastserve.engine.sampler import Sampler
 from fastserve.engine.schedule import Request, Schedule
 from fastserve.generation import RequestId, SamplingParams
@@ -152,3 +153,24 @@ def test_a_request_alone_is_not_preempted() -> None:
     one = schedule(4)
     assert one.preempt() is None
     assert list(one.running) == [1]
+
+
+def test_what_queues_waits_without_a_slot_for_the_next_step() -> None:
+    one = schedule(5, 6, 7, 8, num_slots=2)
+    assert one.queue() == Queue(num_places=0, num_requests=2, num_tokens=15)
+    one.remove(RequestId(1))
+    assert one.queue() == Queue(num_places=0, num_requests=1, num_tokens=8)
+    one.remove(RequestId(4))
+    assert one.queue() == Queue(num_places=0)
+    one.remove(RequestId(2))
+    assert one.queue() == Queue(num_places=1)
+
+
+def test_one_that_was_preempted_queues_again_whatever_slot_is_free() -> None:
+    one = schedule(5, 6, num_slots=2)
+    one.preempt()
+    assert one.queue() == Queue(num_places=0, num_requests=1, num_tokens=6)
+    one.remove(RequestId(1))
+    assert one.queue() == Queue(num_places=1)
+    one.admit()
+    assert one.queue() == Queue(num_places=1)

@@ -12,6 +12,7 @@ import pytest
 
 from fastserve.engine.adapters import sim
 from fastserve.engine.adapters.sim import SimEngine
+from fastserve.engine.admission import Queue
 from fastserve.errors import InvalidRequest
 from fastserve.generation import FinishReason, RequestId, SamplingParams
 from fastserve.lane.messages import Submit
@@ -384,3 +385,16 @@ def test_who_waits_is_served_by_priority(make: Callable[..., Bench]) -> None:
     ids = [bench.add(priority=priority, max_tokens=1) for priority in (3, 0, -1, 0)]
     served = [next(iter(bench.step())) for _ in ids]
     assert served == [ids[2], ids[1], ids[3], ids[0]]
+
+
+def test_what_queues_is_what_the_next_step_has_no_place_for(make: Callable[..., Bench]) -> None:
+    bench = make(max_batch_size=2)
+    ids = [bench.add([1] * length, max_tokens=2) for length in (3, 4, 5, 6)]
+    queued = Queue(num_places=0, num_requests=2, num_tokens=11)
+    assert bench.engine.queue() == queued
+    bench.step()
+    assert bench.engine.queue() == queued
+    bench.engine.abort([ids[2]])
+    assert bench.engine.queue() == Queue(num_places=0, num_requests=1, num_tokens=6)
+    bench.step()
+    assert bench.engine.queue() == Queue(num_places=1), "two have ended"

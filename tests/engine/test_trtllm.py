@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from fastserve.engine.adapters.trtllm import TensorRTLLMEngine
+from fastserve.engine.admission import Queue
 from fastserve.engine.trtllm_api import TrtLlmOptions
 from fastserve.errors import (
     ConfigError,
@@ -113,6 +114,26 @@ def read_until_finish(engine: TensorRTLLMEngine) -> tuple[list[int], Finish]:
         tokens += step.token_ids
         if step.finishes:
             return tokens, next(iter(step.finishes.values()))
+
+
+# --- what queues ---
+
+
+def test_what_is_beyond_the_librarys_batch_queues_until_others_end(model: Path) -> None:
+    with loaded(model, max_num_seqs=2) as (engine, llm):
+        assert engine.queue() == Queue(num_places=2)
+        first = request_of(engine, llm, submit(ONE, prompt=3))
+        for number, prompt in enumerate((4, 5, 6), 1):
+            request_of(engine, llm, submit(RequestId(ONE + number), prompt=prompt))
+        assert engine.queue() == Queue(num_places=0, num_requests=2, num_tokens=11)
+        first.emit(10)
+        engine.step(pump)
+        assert engine.queue() == Queue(num_places=0, num_requests=2, num_tokens=11)
+        first.emit(11, finish="length")
+        engine.step(pump)
+        assert engine.queue() == Queue(num_places=0, num_requests=1, num_tokens=6)
+        engine.abort([RequestId(ONE + 1), RequestId(ONE + 2)])
+        assert engine.queue() == Queue(num_places=1)
 
 
 # --- what a request is told ---

@@ -22,8 +22,9 @@ from fastserve.generation import Finish, FinishReason, ModelCard
 from fastserve.http1.exchange import Exchange
 from fastserve.http1.parser import parse_head
 from fastserve.lane.ids import request_ids
-from fastserve.lane.messages import Abort, Heartbeat, Outputs, Submit
+from fastserve.lane.messages import Abort, Heartbeat, Outputs, Submit, SubmitGroup
 from fastserve.metrics.board import Board
+from fastserve.metrics.catalog import OFFSETS
 from fastserve.metrics.exposition import ServerInfo
 from fastserve.metrics.meter import Meter
 from fastserve.text.byte_level import BYTE_TO_CHARACTER
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from fastserve.frontend.tracing import Tracer
     from fastserve.generation import TokenLogprob
     from fastserve.lane.messages import ToEngine
+    from fastserve.metrics.catalog import Counter
     from fastserve.text.tokenizer import Tokenizer
 
 WORDS = ("one", "two", "three", "four", "five")
@@ -158,6 +160,18 @@ class Asked:
             self.exchange.on_writable()
 
 
+class Timer:
+    """A call that is to come when the test says so."""
+
+    def __init__(self, delay: float, callback: Callable[[], None]) -> None:
+        self.delay = delay
+        self.callback = callback
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
 class Stage:
     """A frontend with its engine: `inbox` is what that was sent."""
 
@@ -166,6 +180,7 @@ class Stage:
         card: ModelCard,
         *,
         requests_in_flight_max: int = 1000,
+        request_timeout_s: float = 0.0,
         off_loop_bytes_min: int = 1 << 20,
         response_store: ResponseStore | None = None,
         tracer: Tracer | None = None,
@@ -178,6 +193,7 @@ class Stage:
         """`arguments`: of the model, besides its card."""
         self.inbox: list[ToEngine] = []
         self.full = False
+        self.timers: list[Timer] = []
         self.calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self.liveness = Liveness(stall_unhealthy_s=1e9)
         self.state = ServingState(self.liveness)
@@ -196,6 +212,7 @@ class Stage:
                 log_prompts=log_prompts,
             ),
             requests_in_flight_max=requests_in_flight_max,
+            request_timeout_s=request_timeout_s,
             off_loop_bytes_min=off_loop_bytes_min,
             response_store=response_store,
             refuse_unknown_fields=refuse_unknown_fields,
@@ -213,7 +230,7 @@ class Stage:
 
     def send(self, message: ToEngine) -> None:
         if self.full:
-            raise Overloaded("the engine does not keep up")
+            raise Overloaded("the engine does not keep up", rejection="lane_full")
         self.inbox.append(message)
 
     def call_soon_threadsafe(self, callback: Callable[[], None]) -> None:
@@ -223,9 +240,22 @@ class Stage:
         """Wait for a thread to be done, and do on the loop what it asked for."""
         self.calls.get(timeout=20)()
 
+    def call_later(self, delay: float, callback: Callable[[], None]) -> Timer:
+        self.timers.append(Timer(delay, callback))
+        return self.timers[-1]
+
+    def count(self, counter: Counter, *values: str) -> float:
+        """What a series of a counter stands at."""
+        at = OFFSETS[counter.name] + (counter.series.index(values) if values else 0)
+        return self.board.numbers(0)[at]
+
     @property
     def submits(self) -> list[Submit]:
-        return [message for message in self.inbox if isinstance(message, Submit)]
+        submits: list[Submit] = []
+        for message in self.inbox:
+            if isinstance(message, Submit | SubmitGroup):
+                submits += [message] if isinstance(message, Submit) else message.submits
+        return submits
 
     @property
     def aborted(self) -> list[int]:

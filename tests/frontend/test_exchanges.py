@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import orjson
 import pytest
 
-from fastserve.generation import SamplingParams
-from fastserve.lane.messages import Submit
-from fastserve.metrics.catalog import ENDPOINTS
+from fastserve.generation import Finish, FinishReason, Refusal, RefusalReason, SamplingParams
+from fastserve.lane.messages import Submit, SubmitGroup
+from fastserve.metrics.catalog import ABORTS, ADMISSION_REJECTIONS, ENDPOINTS
 from tests.frontend.stage import LENGTH, MAX_SEQ_LEN, STOP, USER, Stage
 
 if TYPE_CHECKING:
@@ -200,7 +200,7 @@ def test_requests_over_the_limit_are_overloaded(card: ModelCard) -> None:
     stage = Stage(card, requests_in_flight_max=3)
     stage.ask(stream=True, n=2)
     too_many = stage.ask(n=2)
-    assert (too_many.status, too_many.json()["error"]["code"]) == (503, "overloaded")
+    assert (too_many.status, too_many.json()["error"]["code"]) == (429, "overloaded")
     assert too_many.header("retry-after") == "1"
     taken = stage.ask()
     assert not taken.ended
@@ -210,15 +210,50 @@ def test_requests_over_the_limit_are_overloaded(card: ModelCard) -> None:
     assert stage.request("GET", "/health").status == 200
     stage.say(b"a", STOP, request=0)
     assert not stage.ask().ended
+    assert stage.count(ADMISSION_REJECTIONS, "requests_in_flight") == 2
 
 
 def test_a_full_lane_is_overloaded(stage: Stage) -> None:
     stage.full = True
     asked = stage.ask(n=2, stream=True)
-    assert (asked.status, asked.json()["error"]["code"]) == (503, "overloaded")
+    assert (asked.status, asked.json()["error"]["code"]) == (429, "overloaded")
     assert stage.frontend.num_in_flight == 0
     stage.full = False
     assert not stage.ask().ended
+    assert stage.count(ADMISSION_REJECTIONS, "lane_full") == 1
+    assert stage.aborted == []
+
+
+REFUSED = Finish(
+    reason=FinishReason.ERROR,
+    error="10 of at most 10 requests are queued",
+    refusal=Refusal(reason=RefusalReason.QUEUED_REQUESTS, retry_after_s=7),
+)
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+def test_what_the_engine_refuses_has_never_begun(stage: Stage, *, stream: bool) -> None:
+    asked = stage.ask(n=2, stream=stream)
+    [group] = stage.inbox
+    assert isinstance(group, SubmitGroup), "one message, of which all is taken or nothing"
+    stage.say(b"", REFUSED, request=0)
+    stage.say(b"", REFUSED, request=1)
+    error = asked.json()["error"]
+    assert (asked.status, asked.header("retry-after")) == (429, "7")
+    assert (error["type"], error["code"], error["message"]) == (
+        "overloaded", "overloaded", REFUSED.error,
+    )  # fmt: skip
+    assert stage.aborted == []
+    assert sum(stage.count(ABORTS, *series) for series in ABORTS.series) == 0
+    assert stage.count(ADMISSION_REJECTIONS, "queued_requests") == 1
+    assert stage.frontend.num_in_flight == 0
+
+
+def test_a_refusal_is_told_in_the_words_of_its_dialect(stage: Stage) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    asked = stage.ask("/v1/messages", messages=messages, max_tokens=9)
+    stage.say(b"", REFUSED)
+    assert (asked.status, asked.json()["error"]["type"]) == (429, "rate_limit_error")
 
 
 # ---- what the server says of itself

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
     from pathlib import Path
 
+    from fastserve.engine.admission import Queue
     from fastserve.engine.interface import Pump
     from fastserve.generation import ModelCard, RequestId
     from fastserve.lane.messages import Submit
@@ -177,6 +178,10 @@ class LlamaCppEngine:
         if self._runner is None:
             return EngineStats(num_running=0, num_waiting=0)
         return self._runner.stats()
+
+    def queue(self) -> Queue:
+        """See Engine."""
+        return self._loaded().queue()
 
     def close(self) -> None:
         """See Engine. What a decode that does not end still uses is left to the process's end."""

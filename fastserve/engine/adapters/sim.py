@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 
+from fastserve.engine.admission import queue_of
 from fastserve.engine.checks import check_request
 from fastserve.engine.interface import EngineStats, StepOutputs
 from fastserve.engine.mpi_library import abort
@@ -33,6 +34,7 @@ from fastserve.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
+    from fastserve.engine.admission import Queue
     from fastserve.engine.interface import Pump
     from fastserve.generation import ModelCard, RequestId, SamplingParams
     from fastserve.lane.messages import Submit
@@ -93,6 +95,10 @@ class _Request:
         self.queue_time_s = 0.0
         self.ready_at_s = self.added_s + (script.delay_ms / 1000 if script else 0.0)
 
+    @property
+    def num_prompt(self) -> int:
+        return len(self.submit.prompt_token_ids)
+
 
 class SimEngine:
     """The Engine without a model; see the module's header for what it does instead."""
@@ -138,6 +144,7 @@ class SimEngine:
             request.request_id,
             _Request(request, script, max_tokens=max_tokens),
             priority=request.sampling.priority,
+            num_tokens=len(request.prompt_token_ids),
         )
 
     def abort(self, request_ids: Collection[RequestId]) -> None:
@@ -150,6 +157,14 @@ class SimEngine:
 
     def stats(self) -> EngineStats:
         return EngineStats(num_running=len(self._running), num_waiting=len(self._waiting))
+
+    def queue(self) -> Queue:
+        return queue_of(
+            self._waiting.lengths(),
+            num_waiting=len(self._waiting),
+            num_tokens=self._waiting.num_tokens,
+            num_free=self._max_batch_size - len(self._running),
+        )
 
     def close(self) -> None:
         self._running.clear()

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from fastserve.engine import mpi_shm
+from fastserve.engine.admission import queue_of
 from fastserve.engine.checks import check_request, refuse_script
 from fastserve.engine.interface import EngineStats, StepOutputs
 from fastserve.engine.mpi_find import find_ranks
@@ -53,6 +54,7 @@ from fastserve.log import get_logger
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
+    from fastserve.engine.admission import Queue
     from fastserve.engine.interface import Pump
     from fastserve.engine.trtllm_api import LLM, Library
     from fastserve.engine.trtllm_results import Delta
@@ -170,6 +172,11 @@ class TensorRTLLMEngine:
             return EngineStats(num_running=0, num_waiting=0)
         return self._runner.stats()
 
+    def queue(self) -> Queue:
+        """See Engine. The library has the queue, and does not say who of it has begun: that is
+        reckoned from its batch's size."""
+        return self._loaded().queue()
+
     def close(self) -> None:
         """See Engine. Takes at most `close_timeout_s`, or a moment if the engine is dead."""
         loading, self._loading = self._loading, None
@@ -235,9 +242,11 @@ class _Runner:
             if isinstance(step_tokens_max, int) and not chunked
             else card.max_seq_len
         )
+        self._batch_size = _batch_size(arguments)
         self._stats_wanted = bool(arguments.get("enable_iter_perf_stats"))
         self._stats: StatsReader | None = None
-        self._waiting: set[int] = set()
+        # How many tokens the prompt of each has, in the order in which they came.
+        self._waiting: dict[int, int] = {}
         self._running: set[int] = set()
         self._dead: EngineDead | None = None
         self._healthy_at_s = clock()
@@ -259,7 +268,7 @@ class _Runner:
         params = submit.sampling
         sampling_params = self._translator.translate(params, max_tokens=max_tokens)
         cursor = Cursor(submit.request_id, params, eos_token_ids=self._card.eos_token_ids)
-        self._waiting.add(submit.request_id)
+        self._waiting[submit.request_id] = len(submit.prompt_token_ids)
         traced = self._library.takes_trace_headers and submit.trace_headers
         self._loop.submit(
             submit.request_id,
@@ -294,7 +303,8 @@ class _Runner:
     def abort(self, request_ids: Collection[RequestId]) -> None:
         live = [one for one in request_ids if one in self._running or one in self._waiting]
         self._running.difference_update(live)
-        self._waiting.difference_update(live)
+        for request_id in live:
+            self._waiting.pop(request_id, None)
         if live:
             self._loop.abort(live)
 
@@ -321,8 +331,7 @@ class _Runner:
         outputs = StepOutputs(counts=counts)
         for delta in self._loop.take():
             # What was aborted may still have had something to say.
-            if delta.request_id in self._waiting:
-                self._waiting.discard(delta.request_id)
+            if self._waiting.pop(delta.request_id, None) is not None:
                 self._running.add(delta.request_id)
             elif delta.request_id not in self._running:
                 continue
@@ -384,6 +393,14 @@ class _Runner:
             kv_cache_usage=self._stats.kv_cache_usage if self._stats is not None else 0.0,
         )
 
+    def queue(self) -> Queue:
+        return queue_of(
+            self._waiting.values(),
+            num_waiting=len(self._waiting),
+            num_tokens=sum(self._waiting.values()),
+            num_free=self._batch_size - len(self._running),
+        )
+
     def close(self, *, timeout_s: float) -> None:
         """Shut down in order if the engine lives; whatever is left after that is killed."""
         if self._stats is not None:
@@ -428,6 +445,14 @@ def _logits_width(model: Path, *, default: int) -> int:
         case {"vocab_size": int(size)} | {"text_config": {"vocab_size": int(size)}}:
             return size
     return default
+
+
+def _batch_size(arguments: dict[str, object]) -> int:
+    """How many requests run at once; attention data parallelism has such a batch on each rank."""
+    batch_size, ranks = arguments["max_batch_size"], arguments["tensor_parallel_size"]
+    assert isinstance(batch_size, int), "the library has taken it for its batch size"
+    assert isinstance(ranks, int), "the library has taken it for its number of ranks"
+    return batch_size * ranks if arguments.get("enable_attention_dp") else batch_size
 
 
 def _start_error(error: BaseException) -> StartError:
