@@ -19,7 +19,8 @@ from pathlib import Path
 
 import psutil
 
-from fastserve.config import Config, ServerConfig, SimConfig
+from fastserve.config import Config, ServerConfig
+from fastserve.config_engine import SimConfig
 from fastserve.control import ControlSocket, Stop
 from fastserve.engine.arguments import EngineArguments, EngineSettings
 from fastserve.engine.process import main as engine_main

@@ -9,14 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from fastserve.config import (
-    Config,
-    EngineConfig,
-    ServerConfig,
-    config_toml,
-    help_text,
-    load_config,
-)
+from fastserve.config import Config, ServerConfig, config_toml, help_text, load_config
+from fastserve.config_engine import EngineConfig
 from fastserve.config_http import CORSConfig, HTTPConfig, TLSConfig
 from fastserve.errors import ConfigError
 from fastserve.frontend.access import CORS

@@ -23,6 +23,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "__main__": {"cli"},
     "cli": {"config", "launch", "errors", "settings"},
     "config": {
+        "config_engine",
         "config_http",
         "config_observing",
         "config_trtllm",
@@ -30,6 +31,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "settings",
         "sources",
     },
+    "config_engine": {"config_http", "errors", "settings"},
     "config_http": {"errors", "settings"},
     "config_observing": {"config_http", "errors", "settings"},
     "config_trtllm": {"settings"},
@@ -66,6 +68,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     | LEAVES,
     "engine": {
         "config",
+        "config_engine",
         "config_observing",
         "config_trtllm",
         "control",

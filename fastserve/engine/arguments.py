@@ -8,13 +8,8 @@ from multiprocessing.reduction import DupFd
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fastserve.config import (
-        EngineConfig,
-        LaneConfig,
-        LlamaCppConfig,
-        ServerConfig,
-        SimConfig,
-    )
+    from fastserve.config import LaneConfig, ServerConfig
+    from fastserve.config_engine import EngineConfig, LlamaCppConfig, SimConfig
     from fastserve.config_observing import LogConfig
     from fastserve.config_trtllm import TrtLlmConfig
     from fastserve.metrics.board import Board

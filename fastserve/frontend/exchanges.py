@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -34,9 +33,10 @@ from fastserve.errors import (
 )
 from fastserve.frontend import texts
 from fastserve.frontend.about import About
+from fastserve.frontend.choices import choice_of
 from fastserve.frontend.deadlines import Deadlines, Due, asked_timeout_s
 from fastserve.frontend.kept import Kept
-from fastserve.frontend.parsed import ParsedWholeChoice, chunks_of
+from fastserve.frontend.off_loop import OffLoop
 from fastserve.frontend.prepare import (
     Prepared,
     check_model,
@@ -62,16 +62,12 @@ from fastserve.metrics.catalog import (
     LANE_DROPS,
     UNKNOWN_FIELDS,
 )
-from fastserve.text.stream import TextStream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from concurrent.futures import Future
 
     from fastserve.frontend.model import Model
     from fastserve.frontend.observing import Observer
-    from fastserve.frontend.parsed import Parsing
-    from fastserve.frontend.prepare import Prompt
     from fastserve.frontend.preparer import Preparer
     from fastserve.frontend.registry import Engine
     from fastserve.frontend.response_store import ResponseStore
@@ -86,7 +82,6 @@ if TYPE_CHECKING:
 
 log = get_logger("frontend")
 
-_THREADS = 2
 
 # Of fields that nobody knows, as many and as much of each name are told.
 _FIELDS_SHOWN = 8
@@ -129,9 +124,12 @@ class Frontend:
         self._loop = loop
         self._request_ids = request_ids
         self._requests_in_flight_max = requests_in_flight_max
-        self._off_loop_bytes_min = off_loop_bytes_min
-        self._preparer = preparer
-        self._off_process_bytes_min = off_process_bytes_min
+        self._off_loop = OffLoop(
+            loop.call_soon_threadsafe,
+            bytes_min=off_loop_bytes_min,
+            preparer=preparer,
+            process_bytes_min=off_process_bytes_min,
+        )
         self._refuse_unknown_fields = refuse_unknown_fields
         self._deadlines = Deadlines(loop, timeout_s=request_timeout_s)
         self._choices: dict[int, StreamedChoice | WholeChoice] = {}
@@ -139,14 +137,13 @@ class Frontend:
         # No more than there are requests in flight.
         self._aborts_held: list[RequestId] = []
         self._idle = asyncio.Event()
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="prepare")
         self._routes = Routes(
             *About(
                 state,
                 board=board,
                 info=info,
                 meter=meter,
-                in_thread=self._in_thread,
+                in_thread=self._off_loop.run,
                 shows_page=shows_page,
             ).routes,
             self._generating("/v1/chat/completions", prepare_chat),
@@ -261,10 +258,12 @@ class Frontend:
     ) -> None:
         try:
             model = check()
-            if len(exchange.body) < self._off_loop_bytes_min:
+            if not self._off_loop.takes(exchange.body):
                 then(work(exchange.body, model))
                 return
-            future = self._elsewhere(work, exchange, model)
+            future = self._off_loop.prepare(
+                work, exchange.body, model, wanted=lambda: not exchange.ended
+            )
         except FastserveError as error:
             self.refuse(exchange, error)
             return
@@ -290,22 +289,6 @@ class Frontend:
                 self.refuse(exchange, FastserveError("internal error"))
 
         future.add_done_callback(lambda _: self._loop.call_soon_threadsafe(done))
-
-    def _elsewhere(
-        self, work: Callable[[bytes, Model], T], exchange: Exchange, model: Model
-    ) -> Future[T]:
-        """Do `work` in a thread, or in a process where the body is really large."""
-        body, preparer = exchange.body, self._preparer
-        if len(body) < self._off_process_bytes_min or preparer is None or not preparer.takes(work):
-            return self._threads.submit(work, body, model)
-        return preparer.submit(work, body, model, wanted=lambda: not exchange.ended)
-
-    def _in_thread(self, work: Callable[[], bytes], done: Callable[[bytes], None]) -> None:
-        """Run `work` in a thread, and then `done` with its result on the loop."""
-        future = self._threads.submit(work)
-        future.add_done_callback(
-            lambda _: self._loop.call_soon_threadsafe(lambda: done(future.result()))
-        )
 
     def _check_serving(self) -> Model:
         """Return the model. Raises EngineDead, EngineStarting or Overloaded."""
@@ -375,7 +358,13 @@ class Frontend:
         self._answers.add(answer)
         submits = []
         for index, (prompt, sampling) in enumerate(choices):
-            choice = self._choice(answer, prompt, index=index, parsing=prepared.parsing)
+            choice = choice_of(
+                answer,
+                prompt,
+                request_id=next(self._request_ids),
+                index=index,
+                parsing=prepared.parsing,
+            )
             answer.choices.append(choice)
             answer.num_open += 1
             submits.append(
@@ -403,47 +392,6 @@ class Frontend:
             self._choices[choice.request_id] = choice
         self._deadlines.add(answer)
         self.observer.submitted(answer, submits)
-
-    def _choice(
-        self, answer: Answer, prompt: Prompt, *, index: int, parsing: Parsing | None
-    ) -> StreamedChoice | WholeChoice:
-        request = answer.request
-        text = TextStream(
-            answer.model.tokenizer,
-            stops=request.stop,
-            skip_special_tokens=request.skip_special_tokens,
-            include_stop=request.include_stop_str_in_output,
-            table=None if parsing is None else answer.model.parsed_table(tools=parsing.calls),
-        )
-        shown_ids = prompt.token_ids if request.return_token_ids else None
-        request_id = next(self._request_ids)
-        if request.stream:
-            return StreamedChoice(
-                answer,
-                request_id=request_id,
-                text=text,
-                chunks=chunks_of(
-                    answer, index=index, prompt_tokens=len(prompt.token_ids), parsing=parsing
-                ),
-                prompt_token_ids=shown_ids,
-                prompt=prompt,
-            )
-        if parsing is not None:
-            return ParsedWholeChoice(
-                answer,
-                request_id=request_id,
-                text=text,
-                prompt_token_ids=shown_ids,
-                prompt=prompt,
-                parsing=parsing,
-            )
-        return WholeChoice(
-            answer,
-            request_id=request_id,
-            text=text,
-            prompt_token_ids=shown_ids,
-            prompt=prompt,
-        )
 
     # ---- 5. What comes back, once per engine step. Hot path: see streams.py.
 

@@ -479,10 +479,8 @@ class Supervisor:
             )
 
     def _stop(self) -> None:
-        """The other half, last started first stopped: terminate what is left, kill, reap.
-
-        Who has overrun a drain, or the time since it was told to stop, is killed at once.
-        """
+        """The other half, last started first stopped: terminate what is left, kill, reap. Who has
+        overrun a drain, or the time since it was told to stop, is killed at once."""
         alive = [child for child in reversed(self._children) if child.alive]
         if self._forced_by is None:
             untold = [child for child in alive if child.untold]

@@ -8,11 +8,13 @@ from __future__ import annotations
 import select
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
 
-from fastserve.config import Config, LlamaCppConfig, ServerConfig
+from fastserve.config import Config, ServerConfig
+from fastserve.config_engine import LlamaCppConfig
 from fastserve.control import Beat, ControlSocket, EngineGone, Failed, LaneClosed, Ready, Stop
 from fastserve.engine.admission import Admission, Queue
 from fastserve.engine.arguments import EngineSettings
@@ -180,7 +182,7 @@ class Running:
 
     def _run(self) -> None:
         lanes = lane_server(self._directory, rank=0)
-        core = RankZeroCore(
+        core = self.core = RankZeroCore(
             self.engines[0], lanes=lanes, control=self._ours, heartbeat_interval_s=BEAT_S,
             others=self.others, silent_timeout_s=DEADLINE_S,
             admission=Admission(max_queued_requests=QUEUED_MAX, max_queued_tokens=0),
@@ -202,6 +204,10 @@ class Running:
     def wait_ended(self) -> None:
         self._thread.join(DEADLINE_S)
         assert not self._thread.is_alive()
+
+    def given(self) -> list[int]:
+        """How many requests rank 0 takes each rank to have."""
+        return [self.core._dispatcher.given(rank).num_requests for rank in range(3)]
 
     def loads(self) -> list[int]:
         return [len(engine.left) for engine in self.engines]
@@ -243,6 +249,15 @@ def read(client: LaneClient, *, until: Callable[[list[object]], bool]) -> list[o
 
 def ready(messages: list[object]) -> bool:
     return any(isinstance(message, Heartbeat) and message.ready for message in messages)
+
+
+def has_ended(request_id: RequestId, messages: list[object]) -> bool:
+    return any(
+        message.request_ids[at] == request_id
+        for message in messages
+        if isinstance(message, Outputs)
+        for at in message.finishes
+    )
 
 
 def request(number: int, *, lane: int = 1, max_tokens: int = ENDLESS) -> Submit:
@@ -324,11 +339,13 @@ def test_a_rank_whose_requests_have_ended_is_given_the_next(running: Running) ->
     running.engines[2].may_step.clear()
     for number in range(3):
         client.send(request(number, max_tokens=3))
-    wait_until(lambda: running.loads() == [1, 0, 1])
-    # Both others are as busy as before.
-    for number in range(3, 6):
+    for number in range(3, 7):
+        # Rank 0 has heard that rank 1 is done, and the others are as busy as before.
+        wait_until(lambda: running.given() == [1, 0, 1])
         client.send(request(number, max_tokens=3))
-        wait_until(lambda: running.loads() == [1, 0, 1])
+        last = request(number).request_id
+        read(client, until=partial(has_ended, last))
+    assert running.loads() == [1, 0, 1]
     client.close()
 
 

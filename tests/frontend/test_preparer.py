@@ -139,7 +139,7 @@ def test_no_more_wait_than_there_is_room_for(card: ModelCard, model: Model) -> N
     full = new_preparer(waiting_bytes_max=100)
     try:
         stage = Stage(card, preparer=full, off_loop_bytes_min=10, off_process_bytes_min=10)
-        assert stage.ask(prompt="x" * 200).status == 503
+        assert stage.ask(prompt="x" * 200).status == 429
         # What was done, or given up, makes room.
         for _ in range(3):
             with pytest.raises(GenerationFailed):
