@@ -129,6 +129,11 @@ class Finish:
     refusal: Refusal | None = None
 
 
+STOPPED = Finish(reason=FinishReason.STOP)
+# The ends of an answer; any other is the end of its exchange.
+ANSWERED = (FinishReason.STOP, FinishReason.LENGTH)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCard:
     """What a frontend must know of the model to turn text into tokens and back.

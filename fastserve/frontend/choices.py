@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fastserve.frontend.parsed import ParsedWholeChoice, chunks_of
-from fastserve.frontend.streams import StreamedChoice, WholeChoice
+from fastserve.frontend.streams import StreamedChoice
+from fastserve.frontend.whole import WholeChoice
 from fastserve.text.stream import TextStream
 
 if TYPE_CHECKING:

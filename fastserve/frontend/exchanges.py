@@ -47,12 +47,8 @@ from fastserve.frontend.prepare import (
 )
 from fastserve.frontend.refusals import error_response, not_allowed
 from fastserve.frontend.routes import MESSAGES, Route, Routes, error_words
-from fastserve.frontend.streams import (
-    Answer,
-    StreamedChoice,
-    WholeChoice,
-    respond_empty,
-)
+from fastserve.frontend.streams import Answer, StreamedChoice
+from fastserve.frontend.whole import WholeChoice, respond_empty
 from fastserve.http1.message import Response
 from fastserve.lane.messages import Abort, Submit, SubmitGroup
 from fastserve.log import get_logger
@@ -400,6 +396,7 @@ class Frontend:
         token_ids, counts = outputs.token_ids, outputs.counts
         finishes, logprobs = outputs.finishes, outputs.logprobs
         find = self._choices.get
+        now_s = time.monotonic()
         # `told`: up to where tokens are counted. They are before an answer ends, so that whoever
         # has all answers finds all their tokens in the metrics.
         at = told = late = 0
@@ -419,7 +416,7 @@ class Frontend:
                 self.meter.count(GENERATION_TOKENS, by=at - told)
                 told = at
             try:
-                choice.push(tokens, finish, logprobs.get(index))
+                choice.push(tokens, finish, logprobs.get(index), now_s)
             except Exception:
                 log.exception("rendering failed", id=choice.answer.exchange.request_id)
                 choice.answer.fail(FastserveError("internal error"))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from fastserve.frontend.trace_context import trace_context_of
 from fastserve.frontend.tracing import Span, now_unix_s
-from fastserve.generation import FinishReason
+from fastserve.generation import ANSWERED
 from fastserve.log import get_logger
 from fastserve.metrics.catalog import (
     CACHED_TOKENS,
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
 log = get_logger("frontend")
 
 # With any other the engine may never have begun.
-_ANSWERED = (FinishReason.STOP, FinishReason.LENGTH)
 
 
 class Phases:
@@ -76,12 +75,12 @@ class Phases:
 
     def first_token(self, now_s: float, finish: Finish | None) -> None:
         """Something came of the engine: a token, unless it says that there will be none."""
-        if finish is None or finish.reason in _ANSWERED:
+        if finish is None or finish.reason in ANSWERED:
             self.first_token_s = now_s
 
     def finished(self, finish: Finish) -> None:
         """The engine has finished a choice: the request waited as long as the last of them."""
-        if finish.reason in _ANSWERED:
+        if finish.reason in ANSWERED:
             self.queue_time_s = max(self.queue_time_s or 0.0, finish.queue_time_s)
 
     @property

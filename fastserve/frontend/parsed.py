@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastserve.api.tools import Call, Thought
 from fastserve.errors import InvalidRequest
-from fastserve.frontend.streams import WholeChoice
+from fastserve.frontend.whole import WholeChoice
 from fastserve.generation import GrammarKind
 from fastserve.text.answer import AnswerParser, Part
 

@@ -18,8 +18,7 @@ from fastserve.errors import RequestTimeout
 from fastserve.frontend.engine_words import TokenTexts, failure_of, visible
 from fastserve.frontend.observing import Phases
 from fastserve.frontend.refusals import error_response
-from fastserve.generation import Finish, FinishReason
-from fastserve.http1.message import Response
+from fastserve.generation import ANSWERED, STOPPED, Finish, FinishReason
 from fastserve.metrics.catalog import ABORTS
 
 if TYPE_CHECKING:
@@ -32,19 +31,16 @@ if TYPE_CHECKING:
     from fastserve.frontend.model import Model
     from fastserve.frontend.prepare import Prompt
     from fastserve.frontend.registry import Registry
+    from fastserve.frontend.whole import WholeChoice
     from fastserve.generation import RequestId, TokenLogprob
     from fastserve.http1.exchange import Exchange
     from fastserve.text.stream import TextStream
-
-_STOP = Finish(reason=FinishReason.STOP)
-# The ends of an answer; any other is the end of its exchange.
-_ANSWERED = (FinishReason.STOP, FinishReason.LENGTH)
 
 
 class Answer:
     """One exchange and its generations, until the last of them ends or the client goes.
 
-    `quiet`: nothing has been written since the last ping was due. `deadline_s`: by when it must
+    `pinged_s`: when a ping was last due. `deadline_s`: by when it must
     have ended (monotonic); infinite: whenever.
     """
 
@@ -60,8 +56,8 @@ class Answer:
         "num_open",
         "parent_span_id",
         "phases",
+        "pinged_s",
         "prompt_tokens",
-        "quiet",
         "received_s",
         "registry",
         "request",
@@ -102,7 +98,7 @@ class Answer:
         self.cached_tokens: dict[RequestId, int] = {}
         self.num_open = 0
         # The first ping comes after a whole interval, so that what fails at once has its status.
-        self.quiet = False
+        self.pinged_s = received_s
         exchange.on_disconnect = self._on_disconnect
 
     @property
@@ -168,14 +164,15 @@ class Answer:
 
     def ping(self) -> None:
         """Keep a silent stream open for proxies; starts it if need be."""
-        if self.request.stream and self.quiet and self.exchange.writable:
+        quiet = all(choice.wrote_s < self.pinged_s for choice in self.choices)
+        if self.request.stream and quiet and self.exchange.writable:
             if not self.exchange.started:
                 self.exchange.start_stream()
             if self.phases.first_token_s:
                 self.exchange.write(self.dialect.ping)
             else:
                 self.exchange.probe()  # no dialect's stream begins with a ping of its own
-        self.quiet = True
+        self.pinged_s = time.monotonic()
 
     def finished(self, *, status: int, error: FastserveError | None = None) -> None:
         """Tell how it went, and let go.
@@ -211,6 +208,8 @@ class StreamedChoice:
     __slots__ = (
         "_chunks",
         "_echo",
+        "_exchange",
+        "_fast",
         "_held",
         "_held_ids",
         "_held_logprobs",
@@ -221,11 +220,13 @@ class StreamedChoice:
         "_prompt_token_ids",
         "_render",
         "_text",
+        "_to_text",
         "answer",
         "finish_reason",
         "num_tokens",
         "open",
         "request_id",
+        "wrote_s",
     )
 
     def __init__(
@@ -250,7 +251,12 @@ class StreamedChoice:
         self._prompt = prompt
         # Where its logprobs are wanted too, they come with the first token (hear_prompt).
         self._echo = prompt.echo if request.prompt_logprobs is None else ""
+        # What a plain stream needs for each token, at hand: each object on the way costs a miss of
+        # the processor's cache, since thousands of other streams are written in between.
+        self._exchange = answer.exchange
+        self._to_text = text.push
         self._last_s = 0.0
+        self.wrote_s = answer.received_s
         self._observe_gap = answer.registry.observer.observe_gap
         self._render: Callable[[str], bytes] = chunks.text
         self._held = ""
@@ -259,6 +265,7 @@ class StreamedChoice:
         self._plain = not (
             request.logprobs is not None or request.return_token_ids or request.continuous_usage
         )
+        self._fast = self._plain and not request.stop
 
     def begin(self) -> bytes:
         """Return the events that come before the first token."""
@@ -276,10 +283,40 @@ class StreamedChoice:
         token_ids: list[int],
         finish: Finish | None,
         logprobs: list[TokenLogprob] | None,
+        now_s: float,
     ) -> None:
-        """Take one delta: write its text, or hold it while the client is not ready."""
+        """Take one delta: write its text, or hold it while the client is not ready.
+
+        Callables are put into locals first: CPython 3.11 calls those of slots the slow way.
+        """
+        last_s = self._last_s
+        if not last_s or finish is not None or not self._fast:
+            self._push_any(token_ids, finish, logprobs, now_s)
+            return
+        self._last_s = now_s
+        observe_gap, to_text, render = self._observe_gap, self._to_text, self._render
+        observe_gap(now_s - last_s)
+        self.num_tokens += len(token_ids)
+        text = to_text(token_ids)
+        if text:
+            exchange = self._exchange
+            if exchange.writable:
+                self.wrote_s = now_s
+                if self._held:
+                    text, self._held = self._held + text, ""
+                exchange.write(render(text))
+            else:
+                self._held += text
+
+    def _push_any(
+        self,
+        token_ids: list[int],
+        finish: Finish | None,
+        logprobs: list[TokenLogprob] | None,
+        now_s: float,
+    ) -> None:
+        """Take a delta that may be the first, the last, or anything but plain text."""
         answer = self.answer
-        now_s = time.monotonic()
         if self._last_s:
             self._observe_gap(now_s - self._last_s)
         elif not answer.phases.first_token_s:
@@ -294,12 +331,12 @@ class StreamedChoice:
         if not self._plain:
             self._remember(token_ids, logprobs)
         if self._text.stopped is not None:
-            self._end(text, _STOP, abort=finish is None)
+            self._end(text, STOPPED, abort=finish is None)
         elif finish is not None:
             self._end(text, finish, abort=False)
         elif text:
             if answer.exchange.writable:
-                answer.quiet = False
+                self.wrote_s = now_s
                 if self._held:
                     text, self._held = self._held + text, ""
                 answer.exchange.write(self._render(text) if self._plain else self._event(text))
@@ -316,13 +353,13 @@ class StreamedChoice:
     def _end(self, text: str, finish: Finish, *, abort: bool) -> None:
         answer = self.answer
         self.finish_reason = finish.reason
-        if finish.reason not in _ANSWERED:
+        if finish.reason not in ANSWERED:
             answer.fail_by(finish)
             return
         if self._text.stopped is None:
             text += self._text.finish()
             if self._text.stopped is not None:
-                finish = _STOP  # the last characters, freed by the end, completed a stop string
+                finish = STOPPED  # the last characters, freed by the end, completed a stop string
         self.finish_reason = finish.reason
         text, self._held = self._held + text, ""
         last = answer.closing(self, abort=abort)
@@ -360,128 +397,12 @@ class StreamedChoice:
             self._held_logprobs += self.answer.token_texts.of_answer(token_ids, logprobs)
 
 
-class WholeChoice:
-    """A choice that is answered when it is complete."""
-
-    __slots__ = (
-        "_finish",
-        "_ids",
-        "_logprobs",
-        "_parts",
-        "_prompt",
-        "_prompt_token_ids",
-        "_text",
-        "answer",
-        "finish_reason",
-        "num_tokens",
-        "open",
-        "request_id",
-    )
-
-    def __init__(
-        self,
-        answer: Answer,
-        *,
-        request_id: RequestId,
-        text: TextStream,
-        prompt_token_ids: Sequence[int] | None,
-        prompt: Prompt,
-    ) -> None:
-        self.answer = answer
-        self.request_id = request_id
-        self.open = True
-        self.num_tokens = 0
-        self.finish_reason = ""
-        self._text = text
-        self._prompt = prompt
-        self._parts = [prompt.echo]
-        self._ids: list[int] = []
-        self._logprobs: list[TokenText] = []
-        self._prompt_token_ids = prompt_token_ids
-        self._finish = _STOP
-
-    def hear_prompt(self, logprobs: list[TokenLogprob]) -> None:
-        """Take the logprobs of the prompt, before any token."""
-        self._logprobs = self.answer.token_texts.of_prompt(self._prompt, logprobs)
-
-    def push(
-        self,
-        token_ids: list[int],
-        finish: Finish | None,
-        logprobs: list[TokenLogprob] | None,
-    ) -> None:
-        """Take one delta."""
-        answer = self.answer
-        if not answer.phases.first_token_s:
-            answer.phases.first_token(time.monotonic(), finish)
-        self.num_tokens += len(token_ids)
-        if finish is not None:
-            answer.phases.finished(finish)
-            token_ids = answer.ending(self.request_id, token_ids, finish)
-        self._parts.append(self._text.push(token_ids))
-        if answer.request.return_token_ids:
-            self._ids += token_ids
-        if logprobs is not None:
-            self._logprobs += answer.token_texts.of_answer(token_ids, logprobs)
-        if self._text.stopped is not None:
-            self._end(_STOP, abort=finish is None)
-        elif finish is not None:
-            self._end(finish, abort=False)
-
-    def rendered(self) -> responses.Choice:
-        request = self.answer.request
-        return responses.Choice(
-            text="".join(self._parts),
-            finish_reason=self._finish.reason,
-            stop_reason=self._text.stopped or self._finish.stop_token_id,
-            logprobs=self._logprobs if request.logprobs is not None else None,
-            token_ids=self._ids if request.return_token_ids else None,
-            prompt_token_ids=self._prompt_token_ids,
-        )
-
-    def _end(self, finish: Finish, *, abort: bool) -> None:
-        answer = self.answer
-        self.finish_reason = finish.reason
-        if finish.reason not in _ANSWERED:
-            answer.fail_by(finish)
-            return
-        if self._text.stopped is None:
-            self._parts.append(self._text.finish())
-            if self._text.stopped is not None:
-                finish = _STOP  # as in a stream
-        self._finish = finish
-        self.finish_reason = finish.reason
-        if answer.closing(self, abort=abort):
-            respond_whole(answer)
-
-
-def respond_empty(answer: Answer) -> None:
-    """Answer an exchange that asks for no token: the echo of its prompts is all there is."""
-    nothing = Finish(reason=FinishReason.LENGTH)
-    for choice in list(answer.choices):
-        choice.push([], nothing, None)
-
-
-def respond_whole(answer: Answer) -> None:
-    """Answer with every choice at once."""
-    whole = [choice.rendered() for choice in answer.choices if isinstance(choice, WholeChoice)]
-    body = answer.dialect.whole(
-        whole,
-        completion_id=answer.completion_id,
-        created=answer.created,
-        model=answer.model.card.name,
-        usage=answer.usage(),
-    )
-    answer.finished(status=200)
-    answer.exchange.respond(Response(200, body=body))
-
-
 def start_stream(answer: Answer, *, failing: Finish | None) -> None:
     """Begin the stream with the first token, unless that says that there will be none.
 
     So a request that fails before its first token still gets an honest status.
     """
-    if failing is not None and failing.reason not in _ANSWERED:
+    if failing is not None and failing.reason not in ANSWERED:
         return
     if not answer.exchange.started:
         answer.exchange.start_stream()

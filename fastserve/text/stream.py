@@ -11,7 +11,7 @@ from fastserve.text.detokenizer import Detokenizer
 from fastserve.text.stops import StopMatcher
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from fastserve.text.token_table import TokenTable
     from fastserve.text.tokenizer import Tokenizer
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class TextStream:
     """`push` tokens as they come, then `finish`; `stopped` is the stop string that ended it."""
 
-    __slots__ = ("_flush", "_matcher", "_push")
+    __slots__ = ("_flush", "_matcher", "_push", "push")
 
     def __init__(
         self,
@@ -36,11 +36,13 @@ class TextStream:
         self._push = detokenizer.push
         self._flush = detokenizer.flush
         self._matcher = StopMatcher(stops, include=include_stop) if stops else None
+        # Without stops the detokenizer's own: this is called for every token.
+        self.push: Callable[[Sequence[int]], str] = self._push_matched if stops else self._push
 
-    def push(self, token_ids: Sequence[int]) -> str:
+    def _push_matched(self, token_ids: Sequence[int]) -> str:
         """The text that these tokens add; "" once `stopped`."""
-        text = self._push(token_ids)
-        return text if self._matcher is None else self._matcher.push(text)
+        assert self._matcher is not None
+        return self._matcher.push(self._push(token_ids))
 
     def finish(self) -> str:
         """The text still held back, when no more tokens come; "" if `stopped`."""
