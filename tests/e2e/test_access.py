@@ -29,7 +29,7 @@ SIM = ("--engine", "sim", "--sim-step-ms", "1", "--served-model-name", "m")
 ROUTES = [
     ("GET", "/v1/models"), ("POST", "/v1/completions"), ("POST", "/v1/chat/completions"),
     ("GET", "/version"), ("GET", "/metrics"), ("GET", "/no/such"), ("OPTIONS", "/v1/models"),
-    ("OPTIONS", "*"), ("HEAD", "/v1/models"), ("DELETE", "/v1/completions"), ("GET", "/"),
+    ("OPTIONS", "*"), ("HEAD", "/v1/models"), ("DELETE", "/v1/completions"), ("GET", "/perf_metrics"),
 ]  # fmt: skip
 
 
@@ -104,6 +104,13 @@ def test_every_route_needs_a_key(guarded: Server, method: str, path: str, root: 
 def test_probes_need_none(guarded: Server, root: str) -> None:
     assert ask(guarded, "GET", f"{root}/health").status == 200
     assert ask(guarded, "HEAD", f"{root}/ready").status == 200
+
+
+@pytest.mark.parametrize("root", ["", "/llm"])
+def test_the_page_needs_none_since_it_asks_for_one(guarded: Server, root: str) -> None:
+    page = ask(guarded, "GET", f"{root}/")
+    assert page.status == 200
+    assert KEY.encode() not in page.body
 
 
 def test_every_acceptor_compares_every_key(guarded: Server) -> None:
