@@ -27,7 +27,7 @@ NUM_CLIENTS = 200
 # Would take far longer than any wait here.
 ENDLESS: dict[str, Any] = {"max_tokens": 7900, "ignore_eos": True}
 FLAGS = (
-    "--frontends", str(FRONTENDS), "--engine", "sim", "--sim-step-ms", "2",
+    "--frontends", str(FRONTENDS), "--engine", "sim", "--sim-step-ms", "10",
     "--engine-max-seq-len", "8192", "--lane-heartbeat-interval-s", "0.05",
     "--engine-max-queued-requests", str(QUEUED_MAX),
 )  # fmt: skip

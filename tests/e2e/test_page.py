@@ -166,6 +166,7 @@ def test_the_status_tab_draws_what_happens(browser: WebDriver, slow_sim: Server)
 
     wait_until(running)
     assert element(browser, "polyline").get_attribute("points")
+    ARTEFACTS.mkdir(parents=True, exist_ok=True)
     assert browser.save_screenshot(str(ARTEFACTS / "page-status.png"))
     element(browser, "#tab-chat").click()
     element(browser, "#stop").click()

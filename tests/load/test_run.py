@@ -79,7 +79,7 @@ def test_a_right_object_is_a_request(
     answering: tuple[Answering, int], load: Callable[..., Result]
 ) -> None:
     answering[0].answer = whole(FIVE_TOKENS)
-    result = load(expected_chunks=5, window_s=0.1)
+    result = load(expected_chunks=5, window_s=0.5)
     assert not +result.failures
     assert result.requests > 0
     assert result.chunks == 0
