@@ -308,7 +308,9 @@ class Config:
             )
 
 
-DESCRIPTION = "Serve a language model over the OpenAI API."
+DESCRIPTION = """\
+Serve a language model over the OpenAI API. Without a flag: a small model that is installed, on
+this machine's processors, at http://127.0.0.1:8000/v1. Ctrl-C ends it."""
 
 EPILOG = """\
 A setting is, from the strongest to the weakest, a flag, an environment variable, a line of the file

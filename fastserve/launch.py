@@ -62,6 +62,12 @@ _ENGINE_ENVIRONMENT = {"OMP_WAIT_POLICY": "passive"}
 # Whoever reads these in a child's /proc/PID/environ would have the keys.
 _SECRET_VARIABLES = ("FASTSERVE_API_KEY",)
 
+# What a process has open before its first connection, and the supervisor for each child.
+_OWN_DESCRIPTORS = 64
+_CHILD_DESCRIPTORS = 4
+# As many as http.connections_max may be, and some.
+_DESCRIPTORS_MAX = 1 << 20
+
 # The tokenizer's library would start threads of its own for each process.
 _ACCEPTOR_ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false"}
 
@@ -119,7 +125,7 @@ def _serve(config: Config, *, go_between: int | None = None) -> int:
         os.environ.pop(name, None)
     credentials = credential_files(config)
     model = model_arguments(config)
-    _raise_descriptor_limit()
+    raise_descriptor_limit(frontends=config.server.frontends)
     with contextlib.ExitStack() as stack:
         # First: whoever tells us to stop while the rest is made, or removed, finds nothing left.
         signals = stack.enter_context(Signals())
@@ -171,10 +177,21 @@ def credential_files(config: Config) -> CredentialFiles:
     )
 
 
-def _raise_descriptor_limit() -> None:
-    """Each connection is a descriptor. The usual soft limit, 1024, is there for select() alone."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+def raise_descriptor_limit(*, frontends: int) -> None:
+    """Each connection is a descriptor. The usual soft limit, 1024, is there for select() alone.
+
+    Raises ConfigError where not even the server's own would do.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = _OWN_DESCRIPTORS + _CHILD_DESCRIPTORS * frontends
+    if hard < needed:
+        raise ConfigError(
+            f"{hard} open files are too few, the least is {needed} and one more for each "
+            "connection: ulimit -n 65536 (LimitNOFILE=, or --ulimit nofile=)"
+        )
+    # Some container runtimes set a thousand million, and MPI's launchers close as many at a start.
+    raised = min(hard, max(soft, _DESCRIPTORS_MAX))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -357,9 +374,22 @@ def model_arguments(config: Config) -> ModelArguments:
 
 
 def check_model(model: str | None) -> None:
-    """Raise ConfigError for a path at which there is nothing."""
-    if model is not None and not Path(model).exists():
-        raise ConfigError(f"server.model: {model}: no such file or directory")
+    """Raise ConfigError for a path at which there is nothing, or nothing that we may read."""
+    if model is None:
+        return
+    try:
+        found = Path(model).expanduser().exists()
+    # A directory on the way that we may not enter; a home that nobody knows.
+    except (OSError, RuntimeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"server.model: {model}: {reason}") from error
+    if not found:
+        raise ConfigError(
+            f"server.model: {model}: no such file or directory; nothing is downloaded, so give "
+            "the path of a GGUF file or of a directory"
+        )
+    if not os.access(Path(model).expanduser(), os.R_OK):
+        raise ConfigError(f"server.model: {model}: user {os.geteuid()} may not read it")
 
 
 def check_tracing(otlp_endpoint: str | None) -> None:
@@ -371,7 +401,9 @@ def check_tracing(otlp_endpoint: str | None) -> None:
     except ModuleNotFoundError:  # of a package that it is in
         found = None
     if found is None:
-        raise ConfigError("tracing.otlp_endpoint: needs OpenTelemetry: the extra otel")
+        raise ConfigError(
+            "tracing.otlp_endpoint: needs OpenTelemetry: pip install 'fastserve[otel]'"
+        )
 
 
 def _write_port_file(path: Path, port: int) -> None:

@@ -13,6 +13,7 @@ import argparse
 import dataclasses
 import difflib
 import re
+import shutil
 import typing
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
 FILE_VARIABLE = "FASTSERVE_CONFIG"
 SEE_HELP = "; see --help"
+HELP_COLUMNS_MAX = 100
 
 # What Kubernetes and Docker put into a container's environment for a service called fastserve or
 # fastserve-SOMETHING. Naming the service after the server is natural, and must not stop it.
@@ -166,6 +168,14 @@ class CommandLine:
     source: Source
 
 
+class _Format(argparse.RawDescriptionHelpFormatter):
+    """argparse's, less lines as wide as the screen, which nobody can read."""
+
+    def __init__(self, prog: str) -> None:
+        columns = shutil.get_terminal_size().columns
+        super().__init__(prog, width=min(columns, HELP_COLUMNS_MAX) - 2)
+
+
 class _Parser(argparse.ArgumentParser):
     """argparse, less its habit of printing and exiting."""
 
@@ -180,7 +190,7 @@ def parser_of(config: DataclassInstance, *, prog: str, description: str, epilog:
         usage=f"{prog} [--SETTING VALUE ...]",
         description=description,
         epilog=epilog,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=_Format,
         add_help=False,
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,

@@ -402,6 +402,19 @@ def test_help_shows_every_setting_its_range_and_its_default() -> None:
         assert f"[{one.remarks}]" in shown
 
 
+@pytest.mark.parametrize("columns", ["80", "100", "300"])
+def test_help_is_never_wide(columns: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    # The examples at the end are as they are.
+    assert max(map(len, help_text().splitlines())) <= 100
+
+
+def test_every_number_has_a_unit_but_a_port_and_the_processes() -> None:
+    bare = {one.key for one in SETTINGS if one.ranged and not one.declaration.unit}
+    assert bare == {"server.frontends", "server.port"}
+    assert all("default: " in one.remarks for one in SETTINGS)
+
+
 def test_names_are_unique_and_say_their_unit() -> None:
     endings = {"seconds": "_s", "milliseconds": "_ms", "tokens per second": "_tokens_per_s"}
     flags = [flag for one in SETTINGS for flag in (one.flag, *one.alias_flags)]

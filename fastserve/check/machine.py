@@ -9,11 +9,11 @@ import platform
 import resource
 import shutil
 import subprocess
-from pathlib import Path
+import sys
 from typing import TYPE_CHECKING
 
 from fastserve.check.findings import fail, ok, warn
-from fastserve.engine.cpus import available_cpus
+from fastserve.engine.cpus import available_cpus, available_memory_bytes
 
 if TYPE_CHECKING:
     from fastserve.check.findings import Finding
@@ -25,10 +25,11 @@ _MIB = 1 << 20
 _OWN_DESCRIPTORS = 64
 # What an acceptor holds before its first connection.
 _ACCEPTOR_BYTES = 64 * _MIB
-# The ranks of an engine pass tensors and messages through it; containers get 64 MiB by default.
-_SHARED_MEMORY_BYTES_MIN = _GIB
-_NVIDIA_SMI_TIMEOUT_S = 10.0
-_CGROUP = Path("/sys/fs/cgroup")
+# What NCCL and MPI want of it for tensors; containers get 64 MiB by default.
+_TENSORS_SHARED_BYTES = _GIB
+# What MPI takes of it for messages, for each rank: 5.3 MiB with MPICH 5.
+_RANK_SHARED_BYTES = 6 * _MIB
+_PROGRAM_TIMEOUT_S = 10.0
 
 
 def check_kernel() -> Finding:
@@ -45,9 +46,13 @@ def check_kernel() -> Finding:
 def check_processors(config: Config) -> Finding:
     """Acceptors beside an engine that has processors of its own."""
     processors, frontends = available_cpus(), config.server.frontends
-    detail = f"{processors} for {frontends} acceptors and the engine"
+    ranks = config.server.dp_size
+    engine = f"{ranks} ranks" if ranks > 1 else "the engine"
+    detail = f"{processors} for {frontends} acceptors and {engine}"
     if frontends > processors:
         return warn("processors", detail, "more acceptors than processors only take turns")
+    if ranks > processors:
+        return warn("processors", detail, "more ranks than processors only take turns")
     return ok("processors", detail)
 
 
@@ -65,24 +70,12 @@ def check_descriptors(config: Config) -> Finding:
 
 def check_memory(config: Config, *, model_bytes: int) -> Finding:
     """The model's file, which is mapped, and every acceptor's own."""
-    available = memory_available()
+    available = available_memory_bytes()
     needed = model_bytes + config.server.frontends * _ACCEPTOR_BYTES
     detail = f"{available / _GIB:.1f} GiB for about {needed / _GIB:.1f} GiB before any request"
     if needed > available:
         return warn("memory", detail, "a smaller model, fewer acceptors, or more memory")
     return ok("memory", detail)
-
-
-def memory_available(cgroup: Path = _CGROUP, meminfo: Path = Path("/proc/meminfo")) -> int:
-    """Bytes that can be had: the machine's, or the control group's where that is less."""
-    rows = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
-    available = int(rows["MemAvailable"].split()[0]) * 1024
-    try:
-        limit = (cgroup / "memory.max").read_text().strip()
-        used = int((cgroup / "memory.current").read_text())
-        return available if limit == "max" else min(available, int(limit) - used)
-    except (OSError, ValueError):
-        return available
 
 
 def check_shared_memory(config: Config, *, path: str = "/dev/shm") -> Finding:  # noqa: S108
@@ -92,18 +85,27 @@ def check_shared_memory(config: Config, *, path: str = "/dev/shm") -> Finding:  
     except OSError as error:
         return warn("shared memory", f"{path}: {error.strerror}", f"mount a tmpfs at {path}")
     detail = f"{free / _MIB:,.0f} MiB free in {path}"
-    if uses_mpi(config) and free < _SHARED_MEMORY_BYTES_MIN:
-        return warn("shared memory", detail, "docker run --ipc=host, or --shm-size=1g")
+    needed = _shared_bytes(config)
+    if free < needed:
+        advice = f"docker run --ipc=host, or --shm-size={needed // _MIB}m"
+        return warn("shared memory", f"{detail}, for {needed // _MIB} MiB", advice)
     return ok("shared memory", detail)
 
 
 def check_mpi(config: Config) -> Finding:
-    """Whether mpi4py is there; nothing is initialised, which can only be done once."""
+    """Whether there is an MPI, and a library behind it: asked in a process of its own, since it
+    can be initialised only once, and may end the process that tries."""
     found = importlib.util.find_spec("mpi4py") is not None
     detail = f"mpi4py {importlib.metadata.version('mpi4py')}" if found else "mpi4py is not there"
-    if uses_mpi(config) and not found:
-        return fail("MPI", f"{detail}, and the engine needs it", "pip install 'fastserve[mpi]'")
-    return ok("MPI", detail if uses_mpi(config) else f"{detail}; not needed by this engine")
+    if not uses_mpi(config):
+        return ok("MPI", f"{detail}; not needed by this engine")
+    advice = "pip install 'fastserve[mpi]'"
+    if not found:
+        return fail("MPI", f"{detail}, and the engine needs it", advice)
+    library, why_not = told_by(
+        [sys.executable, "-c", "from fastserve.engine.mpi_library import version; print(version())"]
+    )
+    return ok("MPI", f"{detail}, {library}") if library else fail("MPI", why_not, advice)
 
 
 def check_gpus(config: Config) -> Finding:
@@ -118,7 +120,13 @@ def check_gpus(config: Config) -> Finding:
 
 def uses_mpi(config: Config) -> bool:
     """Whether the engine has ranks that speak over MPI."""
-    return config.server.engine == "trtllm"
+    return config.server.engine == "trtllm" or config.server.dp_size > 1
+
+
+def _shared_bytes(config: Config) -> int:
+    if config.server.engine == "trtllm":
+        return _TENSORS_SHARED_BYTES
+    return _RANK_SHARED_BYTES * config.server.dp_size if config.server.dp_size > 1 else 0
 
 
 def _gpus() -> tuple[list[str], str]:
@@ -127,16 +135,19 @@ def _gpus() -> tuple[list[str], str]:
     if program is None:
         return [], "nvidia-smi is not there"
     query = ["--query-gpu=name,memory.total,memory.used,driver_version", "--format=csv,noheader"]
+    told, why_not = told_by([program, *query])
+    return told.splitlines(), f"nvidia-smi: {why_not}" if why_not else "nvidia-smi lists none"
+
+
+def told_by(command: list[str]) -> tuple[str, str]:
+    """What a program says on stdout, or why it says nothing."""
     try:
         told = subprocess.run(  # noqa: S603 - a fixed command
-            [program, *query],
-            capture_output=True,
-            text=True,
-            timeout=_NVIDIA_SMI_TIMEOUT_S,
-            check=False,
+            command, capture_output=True, text=True, timeout=_PROGRAM_TIMEOUT_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        return [], f"nvidia-smi: {error}"
+        return "", str(error)
     if told.returncode:
-        return [], f"nvidia-smi: {(told.stdout + told.stderr).strip()}"
-    return told.stdout.strip().splitlines(), "nvidia-smi lists none"
+        said = (told.stdout + told.stderr).strip() or f"exit code {told.returncode}"
+        return "", said.splitlines()[-1]
+    return told.stdout.strip(), ""

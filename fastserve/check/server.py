@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 # The distribution that an engine's adapter drives; the simulated one has none.
 _LIBRARIES = {"llamacpp": ("xllamacpp", "cpu"), "trtllm": ("tensorrt-llm", "trtllm")}
 _HELLO = b'{"messages":[{"role":"user","content":"hello"}]}'
+_HELLO_WITH_A_TOOL = (
+    _HELLO[:-1] + b',"tools":[{"type":"function","function":{"name":"greet","parameters":{}}}]}'
+)
 
 
 def check_credentials(config: Config) -> Finding:
@@ -106,27 +109,41 @@ def check_model_files(config: Config) -> tuple[Finding, ModelCard | None, int]:
             stack.callback(engine.close)
             card = engine.describe()
             # Here: what it describes may lie in the scratch directory.
-            text = _check_text(config, card)
-    except (ConfigError, StartError, ImportError, OSError) as error:
+            model = _read_text(config, card)
+    except (FastserveError, ImportError, OSError) as error:
         return fail("model", str(error), "--model FILE.gguf, or a directory"), None, 0
-    if text is not None:
-        return fail("model", f"{card.name}: {text}"), None, 0
     detail = (
         f"{card.name}: {card.vocab_size} tokens in its vocabulary, at most {card.max_seq_len} "
-        f"in prompt and answer, {'a' if card.chat_template else 'no'} chat template"
+        f"in prompt and answer, {_template_words(config, card)}"
     )
-    return ok("model", detail), card, _size_of(path)
+    if config.server.tool_parser is not None and not model.takes_tools:
+        finding = warn(
+            "model",
+            f"{detail} with no place for tools: --tool-parser {config.server.tool_parser} is in "
+            "vain, and tools with tool_choice auto are refused with 400",
+            "--chat-template FILE, one that has",
+        )
+    else:
+        finding = ok("model", detail)
+    return finding, card, _size_of(path)
 
 
-def _check_text(config: Config, card: ModelCard) -> str | None:
-    """Read the tokenizer, and say hello in the chat template; what is wrong, if anything."""
+def _template_words(config: Config, card: ModelCard) -> str:
+    if config.server.chat_template is not None:
+        return f"the chat template {config.server.chat_template}"
+    return f"{'a' if card.chat_template else 'no'} chat template"
+
+
+def _read_text(config: Config, card: ModelCard) -> Model:
+    """Read the tokenizer, and say hello in the chat template, with a tool if there may be some."""
     try:
         model = Model.told(card, model_arguments(config))
         if card.chat_template is not None or config.server.chat_template is not None:
-            model.chat_prompt(parse_chat(_HELLO))
+            with_tools = config.server.tool_parser is not None and model.takes_tools
+            model.chat_prompt(parse_chat(_HELLO_WITH_A_TOOL if with_tools else _HELLO))
     except FastserveError as error:
-        return str(error)
-    return None
+        raise StartError(f"{card.name}: {error}") from error
+    return model
 
 
 def _size_of(path: Path) -> int:

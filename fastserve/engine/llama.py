@@ -56,12 +56,13 @@ def read_gguf_metadata(path: str) -> dict[str, object]:
     except OSError as error:
         raise StartError(f"{path}: {error.strerror or error}") from error
     if magic != b"GGUF":
-        raise StartError(f"{path} is not a GGUF file: it begins with {magic!r}")
+        begins = f"it begins with {magic!r}" if magic else "it is empty"
+        raise StartError(f"{path} is not a GGUF file: {begins}")
     lib = libllama.library()
     lib.log.clear()
     gguf = lib.ggml.gguf_init_from_file(str(path).encode(), libllama.GgufInitParams(True, None))
     if not gguf:
-        raise StartError(f"{path} is cut short or damaged: {lib.log.reason()}")
+        raise StartError(f"{path} is cut short or damaged, fetch it anew: {lib.log.reason()}")
     try:
         return {
             lib.ggml.gguf_get_key(gguf, key).decode(errors="replace"): _gguf_value(
@@ -299,7 +300,8 @@ class Context:
         if not self._context:
             raise StartError(
                 f"no context of {num_sequences} sequences of {sequence_tokens_max} tokens: "
-                f"{lib.log.reason()}"
+                f"{lib.log.reason()}; fewer or shorter ones, --engine-max-num-seqs or "
+                "--engine-max-seq-len, take less memory"
             )
         self._memory = lib.llama.llama_get_memory(self._context)
         # The callback is polled at every node of the graph, thousands of times in a decode, and

@@ -43,6 +43,13 @@ def import_mpi() -> ModuleType:
     return _import("mpi4py.MPI")
 
 
+def version() -> str:
+    """What the library calls itself, in a line; MPI is not initialised. Raises StartError."""
+    _import("mpi4py").rc.initialize = False
+    text: str = import_mpi().Get_library_version()
+    return " ".join(text.splitlines()[0].split())
+
+
 def import_futures() -> ModuleType:
     """Import mpi4py.futures. Raises StartError as import_mpi does."""
     import_mpi()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ from fastserve.engine.model_files import describe
 from fastserve.errors import StartError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from fastserve.engine.arguments import EngineSettings
@@ -22,16 +24,18 @@ def make_engine(settings: EngineSettings, *, run_directory: Path) -> Engine:
     name = next(iter(settings.server.served_model_name), None)
 
     def describe_model() -> ModelCard:
-        return describe(
-            settings.server.model,
-            name=name,
-            max_seq_len=settings.engine.max_seq_len,
-            fallback_directory=run_directory,
-        )
+        with _packages_of("cpu"):
+            return describe(
+                settings.server.model,
+                name=name,
+                max_seq_len=settings.engine.max_seq_len,
+                fallback_directory=run_directory,
+            )
 
     match settings.server.engine:
         case "llamacpp":
-            from fastserve.engine.adapters.llamacpp import LlamaCppEngine  # noqa: PLC0415
+            with _packages_of("cpu"):
+                from fastserve.engine.adapters.llamacpp import LlamaCppEngine  # noqa: PLC0415
 
             return LlamaCppEngine(
                 model=settings.server.model,
@@ -68,3 +72,16 @@ def make_engine(settings: EngineSettings, *, run_directory: Path) -> Engine:
                 close_timeout_s=0.8 * settings.server.terminate_timeout_s,
             )
     raise StartError(f"server.engine: no adapter for {settings.server.engine!r}")
+
+
+@contextlib.contextmanager
+def _packages_of(extra: str) -> Iterator[None]:
+    """Turn a package that is not installed into a StartError that says how to get it."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] == "fastserve":
+            raise
+        raise StartError(
+            f"{error.name} is not installed: pip install 'fastserve[{extra}]'"
+        ) from error

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from fastserve.control import ControlSocket, Drain
+from fastserve.errors import StartError
 from fastserve.process import Identity, enter
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ class Child:
         return self.state in (ChildState.STARTING, ChildState.RUNNING)
 
     def spawn(self) -> None:
-        """Start the next incarnation."""
+        """Start the next incarnation. Raises StartError where the system has no process for it."""
         self.enter(ChildState.STARTING)
         self.incarnation += 1
         self.exit_code = None
@@ -125,9 +126,18 @@ class Child:
             name=self.spec.name,
             args=(identity, theirs, self.spec.arguments(self.incarnation)),
         )
-        with _environment(self.spec), _without_main():
-            self._process.start()
-        theirs.close()
+        try:
+            with _environment(self.spec), _without_main():
+                self._process.start()
+        except OSError as error:
+            self.enter(ChildState.EXITED)
+            self.control.close()
+            raise StartError(
+                f"cannot start the process {self.spec.name}: {error.strerror}; too low a limit "
+                "of processes (ulimit -u, --pids-limit), open files or memory?"
+            ) from error
+        finally:
+            theirs.close()
         assert self._process.pid is not None
         self.pid: int = self._process.pid
         self.pidfd: int = os.pidfd_open(self.pid)
@@ -217,9 +227,9 @@ def _without_main() -> Iterator[None]:
 
 
 def reap_orphans(*, ours: set[int]) -> None:
-    """Collect whoever has exited, up to the first of `ours`: that one is reaped by its pidfd, and
-    the next SIGCHLD brings us back."""
-    while True:
+    """As PID 1 we inherit orphans. Collect whoever has exited, up to the first of `ours`: that one
+    is reaped by its pidfd, and the next SIGCHLD brings us back."""
+    while os.getpid() == 1:
         try:
             info = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:

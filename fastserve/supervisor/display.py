@@ -24,19 +24,22 @@ class Display:
         self._started_s = time.monotonic()
         self._drawn_s = 0.0
         self._drawn = False
-        self.progress(0.0)
+        self._share = 0.0
+        self.progress(None)
 
-    def progress(self, share: float) -> None:
-        """Draw that `share` (0 to 1) of the model is loaded."""
+    def progress(self, share: float | None) -> None:
+        """Draw that `share` (0 to 1) of the model is loaded, and how long it has taken. None: as
+        much as before, since most of a start is not the reading of weights."""
+        self._share = self._share if share is None else share
         now_s = time.monotonic()
         if not self._on or now_s - self._drawn_s < _REDRAW_S:
             return
         self._drawn_s = now_s
         self._drawn = True
-        full = round(share * _BAR_CELLS)
+        full = round(self._share * _BAR_CELLS)
         bar = "#" * full + "." * (_BAR_CELLS - full)
         elapsed_s = now_s - self._started_s
-        sys.stderr.write(f"\r\x1b[Kloading the model [{bar}] {share:4.0%} {elapsed_s:.1f} s")
+        sys.stderr.write(f"\r\x1b[Kloading the model [{bar}] {self._share:4.0%} {elapsed_s:.1f} s")
         sys.stderr.flush()
 
     def ready(self, model_name: str) -> None:

@@ -275,7 +275,13 @@ def _listening(
 
 def _explain(host: str, port: int, error: OSError) -> str:
     if error.errno == errno.EADDRINUSE:
-        return f"server.port: {host}:{port} is in use by another server"
+        return (
+            f"server.port: {host}:{port} is in use by another server; stop that, or choose "
+            "another with --port"
+        )
     if error.errno == errno.EACCES:
         return f"server.port: {port} needs privileges; ports from 1024 do not"
-    return f"server.host: cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}"
+    reason = os.strerror(error.errno or 0)
+    if error.errno == errno.EADDRNOTAVAIL:
+        reason += "; give one of this machine, or 0.0.0.0 for all of them"
+    return f"server.host: cannot listen on {host}:{port}: {reason}"

@@ -17,6 +17,7 @@ from pathlib import Path
 from fastserve.errors import ConfigError
 
 _PREFIX = "fastserve-run-"
+_ADVICE = "name another with --run-directory, or mount a tmpfs there"
 _LOCK = "lock"
 # Where the acceptors store responses that clients may come back to.
 _RESPONSES = "responses"
@@ -37,7 +38,13 @@ class RunDirectory:
     def make(cls, parent: str | None) -> RunDirectory:
         """Sweep `parent` (default: XDG_RUNTIME_DIR, or the directory for temporary files), and
         make a new run directory in it. Raises ConfigError."""
-        base = Path(parent or os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
+        try:
+            base = Path(parent or os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
+        except FileNotFoundError as error:
+            raise ConfigError(
+                "server.run_directory: there is no directory for temporary files that can be "
+                f"written; {_ADVICE}"
+            ) from error
         try:
             sweep(base)
             path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))  # 0700
@@ -45,7 +52,8 @@ class RunDirectory:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise ConfigError(
-                f"server.run_directory: cannot make a directory in {base}: {error.strerror}"
+                f"server.run_directory: cannot make a directory in {base}: {error.strerror}; "
+                f"{_ADVICE}"
             ) from error
         made = cls(path, lock=lock)
         if len(os.fsencode(path)) > _PATH_BYTES_MAX:

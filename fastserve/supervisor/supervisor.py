@@ -7,7 +7,6 @@ spawn, serve until an outcome, then the ladder of teardown.
 
 from __future__ import annotations
 
-import os
 import selectors
 import signal
 import time
@@ -48,6 +47,7 @@ EXIT_ENGINE_DEAD = 70
 # How long a killed process may take to be gone, and how long an idle look-around lasts.
 _KILL_WAIT_S = 5.0
 _POLL_S = 1.0
+_STARTING_POLL_S = 0.1
 # A look-around that comes so much later than that: we were stopped.
 _STOPPED_S_MIN = 1.0
 # Of the time in which everything is gone once the engine is dead: for clients to take what they are
@@ -59,11 +59,11 @@ _DEAD_EXIT_SHARE = 0.9
 class Supervisor:
     """One engine and its acceptors.
 
-    `on_ready` is called once, `on_progress` as the model loads, `on_draining` when no acceptor will
-    be spawned any more. `seen_s` tells when an acceptor's event loop last ran, by its number
-    (monotonic). `on_exit` is called with every child that has exited, `on_respawn` with one that is
-    started again, and why: died or replaced. `go_between`: a pidfd of the process that stands for
-    us before a launcher (launched.py).
+    `on_ready` is called once, `on_progress` as the model loads and, with None, often until then;
+    `on_draining` when no acceptor will be spawned any more. `seen_s` tells when an acceptor's event
+    loop last ran, by its number (monotonic). `on_exit` is called with every child that has exited,
+    `on_respawn` with one that is started again, and why: died or replaced. `go_between`: a pidfd of
+    the process that stands for us before a launcher (launched.py).
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Supervisor:
         policy: RespawnPolicy,
         engine_policy: RespawnPolicy,
         deadlines: Deadlines,
-        on_progress: Callable[[float], None],
+        on_progress: Callable[[float | None], None],
         on_ready: Callable[[str], None],
         on_draining: Callable[[], None],
         seen_s: Callable[[int], float],
@@ -149,7 +149,9 @@ class Supervisor:
     def _serve(self) -> Outcome:
         started_s = looked_s = time.monotonic()
         while self._outcome is None:
-            self._poll(_POLL_S)
+            self._poll(_POLL_S if self._ready else _STARTING_POLL_S)
+            if not self._ready:
+                self._on_progress(None)
             # Read once: what happens to us between here and a kill must not look like silence.
             now_s = time.monotonic()
             if now_s - looked_s > _POLL_S + _STOPPED_S_MIN:
@@ -274,7 +276,7 @@ class Supervisor:
     def _on_signals(self) -> None:
         for number in self._signals.received():
             if number == signal.SIGCHLD:
-                self._reap_orphans()
+                reap_orphans(ours={child.pid for child in self._children if child.alive})
             elif number == signal.SIGHUP:
                 self._replace_acceptors()
             elif self._outcome is None:
@@ -451,11 +453,6 @@ class Supervisor:
                 next=f"the server exits with {EXIT_CRASH_LOOP}",
             )
             self._end(EXIT_CRASH_LOOP, f"{child.spec.name} crashes again and again: {how}")
-
-    def _reap_orphans(self) -> None:
-        """As PID 1 we inherit orphans: collect them, and never a child that is ours to reap."""
-        if os.getpid() == 1:
-            reap_orphans(ours={child.pid for child in self._children if child.alive})
 
     # ---- teardown
 

@@ -86,6 +86,35 @@ def test_a_file_that_is_no_model_is_found(
     assert findings(capsys)["model"]["verdict"] == "fail"
 
 
+def template(directory: Path, text: str) -> list[str]:
+    file = directory / "template.jinja"
+    file.write_text(text)
+    return ["--chat-template", str(file), "--tool-parser", "hermes"]
+
+
+@pytest.mark.parametrize(
+    ("text", "verdict", "said"),
+    [
+        ("{{ messages[0].content }}", "warn", "no place for tools"),
+        ("{{ messages[0].content }}{{ tools[0].function.name }}", "ok", "template.jinja"),
+        ("{{ messages[0].content }}{{ tools[0].nothing.name }}", "fail", "nothing"),
+        ("{{ messages[0].content", "fail", "chat template is faulty"),
+    ],
+)
+def test_a_chat_template_is_tried_with_tools_if_there_may_be_some(
+    text: str,
+    verdict: str,
+    said: str,
+    directory: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code = main(["check", "--json", *template(directory, text)])
+    assert code == (2 if verdict == "fail" else 0)
+    found = findings(capsys)["model"]
+    assert found["verdict"] == verdict
+    assert said in found["detail"]
+
+
 def test_an_open_address_without_keys_is_worth_a_word(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "--json", "--host", "0.0.0.0"]) == 0
     assert findings(capsys)["credentials"]["verdict"] == "warn"

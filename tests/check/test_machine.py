@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 GIB = 1 << 30
 Usage = namedtuple("Usage", "total used free")
 TRTLLM = Config(server=ServerConfig(engine="trtllm", model="/model"))
+RANKS = Config(server=ServerConfig(dp_size=8))
 
 
 def test_this_kernel_has_what_is_needed() -> None:
@@ -36,12 +37,15 @@ def test_an_old_kernel_is_said_to_be_too_old(monkeypatch: pytest.MonkeyPatch) ->
     assert "5.3" in finding.advice
 
 
-@pytest.mark.parametrize(("frontends", "verdict"), [(4, Verdict.OK), (5, Verdict.WARN)])
-def test_acceptors_want_processors(
-    frontends: int, verdict: Verdict, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("frontends", "ranks", "verdict"),
+    [(4, 1, Verdict.OK), (5, 1, Verdict.WARN), (2, 4, Verdict.OK), (2, 5, Verdict.WARN)],
+)
+def test_acceptors_and_ranks_want_processors(
+    frontends: int, ranks: int, verdict: Verdict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(machine, "available_cpus", lambda: 4)
-    config = Config(server=ServerConfig(frontends=frontends))
+    config = Config(server=ServerConfig(frontends=frontends, dp_size=ranks))
     assert machine.check_processors(config).verdict is verdict
 
 
@@ -55,32 +59,32 @@ def test_every_connection_wants_a_descriptor(
     assert ("ulimit -n 1064" in finding.advice) == (verdict is Verdict.WARN)
 
 
-def test_memory_is_the_machines_or_the_control_groups_where_that_is_less(tmp_path: Path) -> None:
-    meminfo = tmp_path / "meminfo"
-    meminfo.write_text("MemTotal:  8388608 kB\nMemAvailable:    4194304 kB\n")
-    assert machine.memory_available(tmp_path, meminfo) == 4 * GIB
-    (tmp_path / "memory.current").write_text(f"{GIB}\n")
-    for limit, available in (("max", 4 * GIB), (str(3 * GIB), 2 * GIB), (str(9 * GIB), 4 * GIB)):
-        (tmp_path / "memory.max").write_text(f"{limit}\n")
-        assert machine.memory_available(tmp_path, meminfo) == available
-
-
 @pytest.mark.parametrize(("model_gib", "verdict"), [(1, Verdict.OK), (4, Verdict.WARN)])
 def test_a_model_wants_memory(
     model_gib: int, verdict: Verdict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine, "memory_available", lambda: 4 * GIB)
+    monkeypatch.setattr(machine, "available_memory_bytes", lambda: 4 * GIB)
     config = Config(server=ServerConfig(frontends=2))
     assert machine.check_memory(config, model_bytes=model_gib * GIB).verdict is verdict
 
 
-def test_shared_memory_matters_where_the_engine_has_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(0, 0, 64 << 20))
-    assert machine.check_shared_memory(Config()).verdict is Verdict.OK
-    finding = machine.check_shared_memory(TRTLLM)
-    assert finding.verdict is Verdict.WARN
-    assert "64 MiB free" in finding.detail
-    assert "--shm-size" in finding.advice
+@pytest.mark.parametrize(
+    ("config", "free_mib", "advice"),
+    [
+        pytest.param(Config(), 0, "", id="one process shares nothing"),
+        pytest.param(RANKS, 64, "", id="messages of eight ranks fit into what Docker gives"),
+        pytest.param(RANKS, 47, "--shm-size=48m", id="and into no less"),
+        pytest.param(TRTLLM, 64, "--shm-size=1024m", id="tensors do not"),
+    ],
+)
+def test_shared_memory_matters_where_the_engine_has_ranks(
+    config: Config, free_mib: int, advice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(0, 0, free_mib << 20))
+    finding = machine.check_shared_memory(config)
+    assert finding.verdict is (Verdict.WARN if advice else Verdict.OK)
+    assert advice in finding.advice
+    assert f"{free_mib} MiB free" in finding.detail
 
 
 def nvidia_smi(directory: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,8 +120,22 @@ def test_no_gpu_is_a_failure_with_its_reason_where_one_is_needed(
     assert why in finding.detail
 
 
-def test_mpi_is_a_failure_only_where_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("config", [TRTLLM, RANKS], ids=["trtllm", "ranks"])
+def test_mpi_is_a_failure_only_where_it_is_needed(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     assert machine.check_mpi(Config()).verdict is Verdict.OK
-    finding = machine.check_mpi(TRTLLM)
+    finding = machine.check_mpi(config)
     assert (finding.verdict, finding.advice) == (Verdict.FAIL, "pip install 'fastserve[mpi]'")
+
+
+def test_an_mpi_is_asked_what_it_is_and_one_without_its_library_is_found_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # What mpi4py of PyPI reads (its documentation, "Configuration").
+    monkeypatch.setenv("MPI4PY_LIBMPI", "/nowhere/libmpi.so")
+    finding = machine.check_mpi(RANKS)
+    assert finding.verdict is Verdict.FAIL
+    assert "/nowhere/libmpi.so" in finding.detail
+    assert "\n" not in finding.detail

@@ -29,7 +29,8 @@ SIM = ("--engine", "sim", "--sim-step-ms", "1", "--served-model-name", "m")
 ROUTES = [
     ("GET", "/v1/models"), ("POST", "/v1/completions"), ("POST", "/v1/chat/completions"),
     ("GET", "/version"), ("GET", "/metrics"), ("GET", "/no/such"), ("OPTIONS", "/v1/models"),
-    ("OPTIONS", "*"), ("HEAD", "/v1/models"), ("DELETE", "/v1/completions"), ("GET", "/perf_metrics"),
+    ("OPTIONS", "*"), ("HEAD", "/v1/models"), ("DELETE", "/v1/completions"),
+    ("GET", "/perf_metrics"),
 ]  # fmt: skip
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
+import shutil
 import socket
+import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -17,6 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SIM = ("--engine", "sim")
+BAR = r"loading the model \[#*\.*\] +(?P<percent>[0-9]+)% (?P<elapsed>[0-9.]+) s"
 
 
 @pytest.mark.parametrize(
@@ -41,13 +46,33 @@ def test_a_setting_that_cannot_be_is_refused(flags: list[str], words: str) -> No
     assert time.monotonic() - began_s < 10
 
 
-def test_a_file_that_is_no_model_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(b"not a model at all", "begins with b'not '"), (b"", "is empty"), (b"GGUF, and", "anew")],
+)
+def test_a_file_that_is_no_model_is_refused(content: bytes, said: str, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
-    path.write_bytes(b"not a model at all")
+    path.write_bytes(content)
     with failing("--model", str(path)) as server:
         assert server.wait_exit() == 2
         assert str(path) in server.log
+        assert said in server.log
         assert "Traceback" not in server.log
+
+
+def test_memory_that_does_not_suffice_is_refused_with_what_takes_less() -> None:
+    if shutil.which("prlimit") is None:
+        pytest.skip("prlimit is not installed")
+    limited = ("prlimit", f"--as={1200 << 20}", sys.executable, "-m", "fastserve")
+    server = Server("--frontends", "1", program=limited)
+    try:
+        assert server.wait_exit() == 2
+        assert "insufficient memory" in server.log
+        assert "--engine-max-num-seqs" in server.log
+        assert "Traceback" not in server.log
+        server.assert_nothing_left()
+    finally:
+        server.kill_everything()
 
 
 def test_a_directory_without_a_model_is_refused(tmp_path: Path) -> None:
@@ -63,6 +88,7 @@ def test_a_busy_port_is_refused_at_once(accept: str) -> None:
         with failing(*SIM, "--accept", accept, "--port", str(first.port)) as second:
             assert second.wait_exit() == 2
             assert f"{first.port} is in use" in second.log
+            assert "--port" in second.log
         assert time.monotonic() - began_s < 10
 
 
@@ -123,13 +149,44 @@ def test_a_model_whose_chat_template_is_faulty_is_refused(tmp_path: Path) -> Non
         assert "Traceback" not in server.log
 
 
-def test_progress_is_shown_on_a_terminal() -> None:
+def test_progress_is_drawn_over_itself_on_a_terminal_and_taken_away() -> None:
+    terminal, theirs = os.openpty()
+    # A shell is given the terminal for its stderr, and becomes the server.
+    onto = ("sh", "-c", f'exec "$@" 2>{os.ttyname(theirs)}', "sh")
+    program = (*onto, sys.executable, "-m", "fastserve")
+    try:
+        with Server("--frontends", "1", "--log-level", "warning", program=program) as server:
+            assert "\x1b" not in server.stdout
+            seen = read_all(terminal)
+    finally:
+        os.close(terminal)
+        os.close(theirs)
+    before, *drawn, after = seen.split("\r\x1b[K")
+    assert (before, after) == ("", ""), "it stands alone in its line, and is gone at the end"
+    matches = [re.fullmatch(BAR, line) for line in drawn]
+    shown = [(int(found["percent"]), float(found["elapsed"])) for found in matches if found]
+    assert len(shown) == len(drawn)
+    assert shown == sorted(shown)
+    # A start is seen to move also while no weights are read.
+    assert len({elapsed_s for _, elapsed_s in shown}) > 3
+
+
+def read_all(terminal: int) -> str:
+    """What has been written to a terminal so far."""
+    os.set_blocking(terminal, False)
+    text = b""
+    with contextlib.suppress(BlockingIOError):
+        while more := os.read(terminal, 65_536):
+            text += more
+    return text.decode()
+
+
+def test_progress_is_not_shown_where_nobody_looks_unless_that_is_asked_for() -> None:
     with Server(*SIM, "--progress", "on") as server:
         assert "loading the model" in server.log
-        # The line is taken away again once the server is ready.
-        assert server.log.rstrip().endswith("\x1b[K")
     with Server(*SIM) as server:
         assert "loading the model" not in server.log
+        assert "\x1b" not in server.log
 
 
 def rewrite_template(path: Path, template: str) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
+import multiprocessing.util
 import os
 import select
 import time
@@ -12,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from fastserve.errors import StartError
 from fastserve.supervisor.child import NEXT, Child, ChildSpec, ChildState
 
 if TYPE_CHECKING:
@@ -128,3 +131,17 @@ def test_there_are_no_other_ways(state: ChildState, following: ChildState, tmp_p
     child.state = state
     with pytest.raises(AssertionError, match=f"{state.name} -> {following.name}"):
         child.enter(following)
+
+
+def test_a_process_that_cannot_be_had_is_said_and_leaves_nothing_to_reap(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none_left(*_: object) -> int:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    child = Child(spec(tmp_path / "seen"), log_level="info", log_format="text")
+    monkeypatch.setattr(multiprocessing.util, "spawnv_passfds", none_left)
+    with pytest.raises(StartError, match=r"child-1: Resource temporarily .* --pids-limit"):
+        child.spawn()
+    assert not child.alive
+    assert child.control.closed

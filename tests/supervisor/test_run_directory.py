@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from typing import TYPE_CHECKING
 
@@ -80,3 +81,17 @@ def test_a_path_too_long_for_sockets_is_refused_at_once(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="too long for sockets"):
         RunDirectory.make(str(deep))
     assert list(deep.iterdir()) == []
+
+
+def test_without_any_directory_for_it_the_refusal_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def nowhere() -> str:
+        raise FileNotFoundError(2, "No usable temporary directory found")
+
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setattr(tempfile, "gettempdir", nowhere)
+    with pytest.raises(ConfigError, match=r"server.run_directory: .* --run-directory"):
+        RunDirectory.make(None)
+    with pytest.raises(ConfigError, match=r"/proc: No such file.* --run-directory"):
+        RunDirectory.make("/proc")
