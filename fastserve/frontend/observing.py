@@ -178,12 +178,13 @@ class Observer:
     def finished(self, answer: Answer, *, status: int, error: FastserveError | None) -> None:
         """A request has ended, well or not."""
         now_s = time.monotonic()
-        self._measure(answer, now_s, status=status)
-        self._record(answer, now_s, status=status)
+        cached_tokens = answer.usage().cached_tokens or 0
+        self._measure(answer, now_s, status=status, cached_tokens=cached_tokens)
+        self._record(answer, now_s, status=status, cached_tokens=cached_tokens)
         self._log(answer, now_s, status=status, error=error)
         self.traces.end(answer, now_s, status=status, error=str(error) if error else None)
 
-    def _measure(self, answer: Answer, now_s: float, *, status: int) -> None:
+    def _measure(self, answer: Answer, now_s: float, *, status: int, cached_tokens: int) -> None:
         meter, phases = self.meter, answer.phases
         meter.request(answer.exchange.head.path, status)
         num_tokens = 0
@@ -193,7 +194,7 @@ class Observer:
             if choice.finish_reason:
                 meter.count(REQUEST_SUCCESS, choice.finish_reason)
         meter.observe(E2E_REQUEST_LATENCY, now_s - answer.received_s)
-        if cached_tokens := answer.usage().cached_tokens:
+        if cached_tokens:
             meter.count(CACHED_TOKENS, by=cached_tokens)
         if phases.queue_time_s is not None and phases.submitted_s:
             meter.observe(QUEUE_TIME, phases.queue_time_s)
@@ -219,7 +220,7 @@ class Observer:
             if told_as_they_come:
                 meter.observe(PREFILL_TIME, max(phases.first_token_s - scheduled_s, 0.0))
 
-    def _record(self, answer: Answer, now_s: float, *, status: int) -> None:
+    def _record(self, answer: Answer, now_s: float, *, status: int, cached_tokens: int) -> None:
         phases = answer.phases
         received_s = answer.received_s
 
@@ -236,7 +237,7 @@ class Observer:
                 last_token_s=after_s(phases.last_token_s),
                 finished_s=now_s - received_s,
                 prompt_tokens=answer.prompt_tokens,
-                cached_tokens=answer.usage().cached_tokens or 0,
+                cached_tokens=cached_tokens,
                 generation_tokens=answer.num_tokens,
                 num_choices=len(answer.choices),
                 status=status,

@@ -10,11 +10,8 @@ Knows nothing of HTTP. Writing a record costs about 3 microseconds, once a reque
 
 from __future__ import annotations
 
-import dataclasses
 import struct
 import zlib
-from dataclasses import dataclass
-from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from fastserve.metrics.catalog import ENDPOINTS, FINISH_REASONS
@@ -37,9 +34,8 @@ _ENDPOINT_INDEX = {endpoint: index for index, endpoint in enumerate(ENDPOINTS)}
 _FINISH_INDEX = {reason: index for index, reason in enumerate(FINISH_REASONS)}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestRecord:
-    """One request that has ended.
+class RequestRecord(NamedTuple):
+    """One request that has ended: a tuple, since one is made for each, and its numbers go first.
 
     `received_unix_s` is when it had come. The other times are seconds after that; NaN is for what
     it did not come to. `finish_reason` is the first choice's, "" if there is none.
@@ -64,8 +60,7 @@ class RequestRecord:
     trace_id: str
 
 
-_NUMBERS = tuple(field.name for field in dataclasses.fields(RequestRecord))[:12]
-_numbers = attrgetter(*_NUMBERS)
+_NUMBERS = RequestRecord._fields[:12]
 
 
 def bytes_of(records: int) -> int:
@@ -88,7 +83,7 @@ class RecentRequests:
         self._count += 1
         body = _BODY.pack(
             self._count,
-            *_numbers(record),
+            *record[: len(_NUMBERS)],
             _ENDPOINT_INDEX.get(record.endpoint, _NONE),
             _FINISH_INDEX.get(record.finish_reason, _NONE),
             record.stream,

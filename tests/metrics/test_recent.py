@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import multiprocessing
 import time
-from dataclasses import replace
 
 import orjson
 import pytest
@@ -36,7 +35,7 @@ RECORD = RequestRecord(
 
 
 def numbered(number: int) -> RequestRecord:
-    return replace(RECORD, received_unix_s=float(number), request_id=str(number))
+    return RECORD._replace(received_unix_s=float(number), request_id=str(number))
 
 
 def read(board: Board, lane: int = 0) -> list[RequestRecord]:
@@ -85,7 +84,7 @@ def test_a_record_whose_writer_died_half_way_is_left_out(byte: int) -> None:
         ring.write(numbered(number))
     place = bytes(board._recent[64 + RECORD_BYTES : 64 + 2 * RECORD_BYTES])
     ring.write(numbered(3))
-    ring.write(replace(numbered(4), trace_id="f" * 32, generation_tokens=2**31, prompt_tokens=0))
+    ring.write(numbered(4)._replace(trace_id="f" * 32, generation_tokens=2**31, prompt_tokens=0))
     # The beginning of the new one is there, and the rest is the old one's.
     torn = board._recent[64 + RECORD_BYTES + byte : 64 + 2 * RECORD_BYTES]
     torn[:] = place[byte:]
@@ -96,7 +95,7 @@ def test_a_record_whose_writer_died_half_way_is_left_out(byte: int) -> None:
 
 def test_what_no_table_has_is_other() -> None:
     board = Board.make(1, recent_max=1)
-    board.recent(0).write(replace(RECORD, endpoint="/else", finish_reason=""))
+    board.recent(0).write(RECORD._replace(endpoint="/else", finish_reason=""))
     [record] = read(board)
     assert (record.endpoint, record.finish_reason) == ("other", "")
 
@@ -114,7 +113,7 @@ def test_all_acceptors_are_told_in_the_order_in_which_requests_ended() -> None:
 def test_a_time_that_never_came_is_null() -> None:
     board = Board.make(1, recent_max=4)
     board.recent(0).write(
-        replace(RECORD, scheduled_s=math.nan, first_token_s=math.nan, trace_id="", finish_reason="")
+        RECORD._replace(scheduled_s=math.nan, first_token_s=math.nan, trace_id="", finish_reason="")
     )
     [told] = orjson.loads(render(board.all_recent(), records_max=4))
     timings = told["perf_metrics"]["timing_metrics"]
@@ -132,7 +131,7 @@ def _write_for_ever(board: Board) -> None:
     while True:
         number += 1
         ring.write(
-            replace(RECORD, prompt_tokens=number, generation_tokens=number, request_id=str(number))
+            RECORD._replace(prompt_tokens=number, generation_tokens=number, request_id=str(number))
         )
 
 
