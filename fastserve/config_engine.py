@@ -145,3 +145,11 @@ class SimConfig(Section):
     max_batch_size: int = setting(
         1024, "Requests in one step, the others wait.", unit="requests", at_least=1, at_most=65_536
     )
+    embedding_size: int = setting(
+        0,
+        "How many numbers the embedding of a text has, of an engine that makes embeddings and "
+        "generates nothing. 0: as the model's file says, which is nothing for most.",
+        unit="numbers",
+        at_least=0,
+        at_most=65_536,
+    )

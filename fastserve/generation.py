@@ -6,9 +6,14 @@ value crosses a process.
 
 from __future__ import annotations
 
+import base64
 import enum
+import struct
 from dataclasses import dataclass, field
-from typing import NewType
+from typing import TYPE_CHECKING, NewType
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 RequestId = NewType("RequestId", int)
 """One generation: bit 63 clear, 6 bits of lane at shift 57, a 57-bit counter below."""
@@ -117,6 +122,7 @@ class Finish:
     `refusal` that it never began.
     `cached_tokens`: how many of the prompt's tokens needed no computing, since an earlier request
     had them. `queue_time_s`: how long it waited in the engine before its first step, in seconds.
+    `embedding`: what a text became that was to be embedded, as `packed_embedding` made it.
     """
 
     reason: FinishReason
@@ -127,6 +133,18 @@ class Finish:
     cached_tokens: int = 0
     queue_time_s: float = 0.0
     refusal: Refusal | None = None
+    embedding: str | None = None
+
+
+def packed_embedding(values: Sequence[float]) -> str:
+    """32-bit floats, little-endian, in base64: the form that clients ask for."""
+    return base64.b64encode(struct.pack(f"<{len(values)}f", *values)).decode()
+
+
+def embedding_values(packed: str) -> list[float]:
+    """The numbers of a packed embedding."""
+    raw = base64.b64decode(packed)
+    return list(struct.unpack(f"<{len(raw) // 4}f", raw))
 
 
 STOPPED = Finish(reason=FinishReason.STOP)
@@ -141,7 +159,9 @@ class ModelCard:
     `tokenizer_path` is a `tokenizer.json`. `eos_token_ids`: every id that ends a turn or a text.
     `max_seq_len`: prompt and answer together, in tokens. `add_bos`: whether the tokenizer puts
     `bos_token` before a plain prompt (a chat template writes its own). `grammar_kinds`: which
-    grammars the engine can follow.
+    grammars the engine can follow. `embedding_size`: how many numbers the model makes of a text;
+    one that makes any generates nothing, and one that generates has 0. `add_eos`: whether
+    `eos_token` ends a text that is to be embedded.
     """
 
     name: str
@@ -154,3 +174,5 @@ class ModelCard:
     max_seq_len: int
     add_bos: bool = False
     grammar_kinds: tuple[GrammarKind, ...] = ()
+    embedding_size: int = 0
+    add_eos: bool = False

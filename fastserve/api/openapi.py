@@ -20,6 +20,7 @@ from msgspec import Meta
 
 from fastserve.api import anthropic_requests, response_requests, unsupported
 from fastserve.api.anthropic_turns import MessagesTool, MessagesToolChoice
+from fastserve.api.embeddings import EmbeddingRequest
 from fastserve.api.messages import MESSAGES_MAX
 from fastserve.api.prompts import Count
 from fastserve.api.requests import (
@@ -262,6 +263,7 @@ _BODIES: dict[type[msgspec.Struct], Mapping[str, tuple[object, ...]]] = {
         forms={"stop": Stops} | _RESPONSE_TOOLS,
         leave_out=_RESPONSE_ONLY - _names(response_requests.ResponseFields) | {"response_format"},
     ): response_requests.HARMLESS,
+    _sent("EmbeddingRequest", EmbeddingRequest, needs={"input": Prompts}): unsupported.HARMLESS,
     _sent(
         "TokenizeRequest",
         TokenizeRequest,
@@ -334,6 +336,12 @@ OPERATIONS = (
         summary="Count the tokens of a conversation",
         body="CountTokensRequest",
         error="MessagesError",
+    ),
+    Operation(
+        method="POST",
+        path="/v1/embeddings",
+        summary="Embed texts, where the model does",
+        body="EmbeddingRequest",
     ),
     Operation(
         method="POST", path="/tokenize", summary="Text or chat to tokens", body="TokenizeRequest"

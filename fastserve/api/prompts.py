@@ -1,4 +1,4 @@
-"""The prompts of a completion: their forms as they are sent, and how they are cut to fit.
+"""The prompts of a completion, or what is to be embedded: their forms, and how they are cut to fit.
 
 Knows nothing of the other fields (requests.py) or of tokenizing.
 """
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 # vLLM's, per request.
 PROMPTS_MAX = 1024
+# OpenAI's, per request.
+INPUTS_MAX = 2048
 
 # vLLM's word for "as many as fit".
 FIT = -1
@@ -32,30 +34,47 @@ class _TokenIds(msgspec.Struct, frozen=True):
     prompt: list[Count]
 
 
+class _InputIds(msgspec.Struct, frozen=True):
+    """The same, of a text that is to be embedded."""
+
+    prompt: list[Count] = msgspec.field(name="input")
+
+
 def read_prompts(value: object) -> tuple[object, ...]:
     """The prompts in the one form for all: a text, token ids, or an array of texts or of ids.
 
     Raises InvalidRequest. What is within an array is checked by the Struct that takes it.
     """
+    return _read(value, param="prompt", alone=_TokenIds, most=PROMPTS_MAX)
+
+
+def read_inputs(value: object) -> tuple[object, ...]:
+    """The same of the texts that are to be embedded."""
+    return _read(value, param="input", alone=_InputIds, most=INPUTS_MAX)
+
+
+def _read(
+    value: object, *, param: str, alone: type[_TokenIds] | type[_InputIds], most: int
+) -> tuple[object, ...]:
     if value is None:
-        raise missing("prompt")
+        raise missing(param)
     if not isinstance(value, str | list):
-        raise wrong_type("prompt", want="a string or an array", got=value)
+        raise wrong_type(param, want="a string or an array", got=value)
     if not value:
-        raise empty("prompt")
+        raise empty(param)
     if isinstance(value, str):
         return (value,)
     if isinstance(value[0], int | float):
-        return (convert({"prompt": value}, _TokenIds).prompt,)
-    if len(value) > PROMPTS_MAX:
+        return (convert({param: value}, alone).prompt,)
+    if len(value) > most:
         raise InvalidRequest(
-            f"'prompt' must have at most {PROMPTS_MAX} items.",
-            param="prompt",
+            f"'{param}' must have at most {most} items.",
+            param=param,
             code="array_above_max_length",
         )
     for index, prompt in enumerate(value):
         if prompt in ("", []):
-            raise empty(f"prompt[{index}]")
+            raise empty(f"{param}[{index}]")
     return tuple(value)
 
 

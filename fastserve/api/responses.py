@@ -68,7 +68,8 @@ class Choice:
 
     `stop_reason` is the stop string or the stop token id that ended it. `token_ids` and
     `prompt_token_ids` are shown if given; in a chat all choices have the same prompt. A chat
-    may have `parts` besides text: thoughts, and calls of tools.
+    may have `parts` besides text: thoughts, and calls of tools. `embedding` is there instead of a
+    text where that was asked for, packed.
     """
 
     text: str
@@ -78,6 +79,7 @@ class Choice:
     token_ids: Sequence[int] | None = None
     prompt_token_ids: Sequence[int] | None = None
     parts: Sequence[Part] = ()
+    embedding: str | None = None
 
     @property
     def reasoning(self) -> str:

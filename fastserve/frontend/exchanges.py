@@ -40,8 +40,10 @@ from fastserve.frontend.off_loop import OffLoop
 from fastserve.frontend.prepare import (
     Prepared,
     check_model,
+    check_task,
     prepare_chat,
     prepare_completion,
+    prepare_embeddings,
     prepare_messages,
     prepare_response,
 )
@@ -86,9 +88,6 @@ _FIELD_CHARS_SHOWN = 64
 T = TypeVar("T")
 
 _ALL_METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "POST")
-
-# Why a route is not there, where a client has reason to expect it.
-_ABSENT = {"/v1/embeddings": "this server generates text; it makes no embeddings"}
 
 
 class Frontend:
@@ -147,6 +146,7 @@ class Frontend:
             self._generating("/v1/responses", partial(prepare_response, store=response_store)),
             *Kept(response_store, meter=meter).routes,
             self._generating(MESSAGES, prepare_messages),
+            self._generating("/v1/embeddings", prepare_embeddings, embeds=True),
             self._telling(f"{MESSAGES}/count_tokens", texts.count_tokens),
             self._telling("/tokenize", texts.tokenize),
             self._telling("/detokenize", texts.detokenize),
@@ -158,8 +158,7 @@ class Frontend:
         """Refuse what needs no body to be refused: an Application of http1."""
         route = self._routes.find(head.path)
         if route is None and head.path != "*":
-            why = _ABSENT.get(head.path, f"no such route: {head.method} {head.path}")
-            error = NotFound(why)
+            error = NotFound(f"no such route: {head.method} {head.path}")
             return error_response(error, body=error_words(head.path)(error))
         if head.method == "OPTIONS":
             methods = ", ".join(route.methods if route else _ALL_METHODS)
@@ -209,14 +208,19 @@ class Frontend:
         self,
         path: str,
         prepare: Callable[[bytes, Model], Prepared],
+        *,
+        embeds: bool = False,
     ) -> Route:
-        """A route whose answer the engine generates."""
+        """A route whose answer the engine generates, or with `embeds` the embeddings in it."""
+
+        def check() -> Model:
+            return check_task(self._check_serving(), embeds=embeds)
 
         def serve(exchange: Exchange) -> None:
             received_s = time.monotonic()
             deadline_s = received_s + self._deadlines.allowed_s(exchange.head)
             submit = partial(self._submit, exchange, received_s=received_s, deadline_s=deadline_s)
-            self._work(exchange, prepare, submit, check=self._check_serving, deadline_s=deadline_s)
+            self._work(exchange, prepare, submit, check=check, deadline_s=deadline_s)
 
         return Route(path=path, handlers={"POST": serve}, generates=True)
 
@@ -371,10 +375,11 @@ class Frontend:
                     gather=not request.stream and not request.stop,
                     sim=request.sim,
                     trace_headers=answer.trace.headers() if answer.trace else None,
+                    embed=prepared.embeds,
                 )
             )
         first = submits[0].sampling
-        if first.max_tokens == 0 and first.prompt_logprobs is None:
+        if first.max_tokens == 0 and first.prompt_logprobs is None and not prepared.embeds:
             respond_empty(answer)
             return
         # One message, whatever happens: the engine takes all of an exchange or nothing.

@@ -58,6 +58,9 @@ class Model:
         self._bos_ids: list[int] = []
         if card.add_bos:
             self._bos_ids = self.tokenizer.encode(card.bos_token, parse_special=True)
+        self._eos_ids: list[int] = []
+        if card.add_eos:
+            self._eos_ids = self.tokenizer.encode(card.eos_token, parse_special=True)
         self.tool_format = TOOL_FORMATS.get(tool_parser or "")
         self.reasoning_format = REASONING_FORMATS.get(reasoning_parser or "")
         self._thoughts_shown = self._showing(self.reasoning_format)
@@ -156,6 +159,27 @@ class Model:
             return prompt
         ids = self._encode(prompt, param="prompt", cut=cut)
         return self._bos_ids + ids if special else ids
+
+    def embedding_prompt(self, text: str | list[int]) -> list[int]:
+        """Tokenize a text as it is to be embedded; ids are as they are.
+
+        Raises ContextLengthExceeded: of a text that were cut, the rest would not count.
+        """
+        ids = text
+        if isinstance(ids, str):
+            ids = self._bos_ids + self._encode(ids, param="input") + self._eos_ids
+        if len(ids) > self.card.max_seq_len:
+            raise ContextLengthExceeded(
+                f"This model's maximum context length is {self.card.max_seq_len} tokens, but the "
+                f"input has {len(ids)}.",
+                param="input",
+            )
+        return ids
+
+    @property
+    def embeds(self) -> bool:
+        """Whether it makes embeddings; such a model generates nothing."""
+        return bool(self.card.embedding_size)
 
     def parsed_table(self, *, tools: bool) -> TokenTable:
         """What tokens are in an answer that is parsed, for calls of `tools` or only for thoughts.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from fastserve.api.anthropic_answers import MessagesDialect
 from fastserve.api.anthropic_requests import parse_messages
 from fastserve.api.dialect import ChatDialect, CompletionDialect
+from fastserve.api.embeddings import EmbeddingDialect, parse_embeddings
 from fastserve.api.requests import (
     ChatRequest,
     CompletionRequest,
@@ -19,7 +20,7 @@ from fastserve.api.requests import (
 from fastserve.api.response_objects import ResponseDialect, conversation_of
 from fastserve.api.response_requests import parse_response
 from fastserve.api.structured import check_supported
-from fastserve.errors import InvalidRequest, ModelNotFound
+from fastserve.errors import InvalidRequest, ModelNotFound, NotFound
 from fastserve.frontend.parsed import Parsing
 from fastserve.frontend.response_store import new_response_id
 
@@ -58,7 +59,7 @@ class Prompt:
 class Prepared:
     """A validated request that is ready for the engine, and the dialect of its answer.
 
-    `parsing`: how the answer is parsed, if it is not plain text.
+    `parsing`: how the answer is parsed, if it is not plain text. `embeds`: it is no text at all.
     """
 
     request: ChatRequest | CompletionRequest
@@ -66,6 +67,7 @@ class Prepared:
     prompts: list[Prompt]
     max_seq_len: int
     parsing: Parsing | None = None
+    embeds: bool = False
 
     def choices(self) -> Iterator[tuple[Prompt, SamplingParams]]:
         """Yield the prompt and the parameters of each choice: n of the first prompt come first.
@@ -88,6 +90,15 @@ def check_model(name: str | None, model: Model) -> None:
             f"The model '{name}' does not exist. This server has '{has}'.",
             param="model",
         )
+
+
+def check_task(model: Model, *, embeds: bool) -> Model:
+    """Return the model. Raises NotFound if it does not do what the route is for."""
+    if model.embeds == embeds:
+        return model
+    if model.embeds:
+        raise NotFound("this server's model makes embeddings; it generates no text")
+    raise NotFound("this server's model generates text; it makes no embeddings")
 
 
 def _chat_prompt(request: ChatRequest, model: Model) -> tuple[Prompt, str]:
@@ -205,6 +216,28 @@ def prepare_completion(body: bytes, model: Model) -> Prepared:
         prompts=prompts,
         max_seq_len=model.card.max_seq_len,
     )
+
+
+def prepare_embeddings(body: bytes, model: Model) -> Prepared:
+    """Validate and tokenize a request for embeddings. Raises RequestError.
+
+    To all that follows, each text is a completion of no tokens.
+    """
+    asked = parse_embeddings(body, size=model.card.embedding_size, vocab_size=model.card.vocab_size)
+    return Prepared(
+        request=asked.as_completion(),
+        dialect=EmbeddingDialect(packed=asked.encoding_format == "base64"),
+        prompts=[_embedding_prompt(text, model) for text in asked.inputs],
+        max_seq_len=model.card.max_seq_len,
+        embeds=True,
+    )
+
+
+def _embedding_prompt(text: str | list[int], model: Model) -> Prompt:
+    token_ids = model.embedding_prompt(text)
+    if not token_ids:
+        raise InvalidRequest("'input' has no token", param="input")
+    return Prompt(token_ids=packed(token_ids))
 
 
 def _completion_prompt(prompt: str | list[int], request: CompletionRequest, model: Model) -> Prompt:

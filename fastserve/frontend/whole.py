@@ -99,6 +99,7 @@ class WholeChoice:
             logprobs=self._logprobs if request.logprobs is not None else None,
             token_ids=self._ids if request.return_token_ids else None,
             prompt_token_ids=self._prompt_token_ids,
+            embedding=self._finish.embedding,
         )
 
     def _end(self, finish: Finish, *, abort: bool) -> None:

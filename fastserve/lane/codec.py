@@ -236,11 +236,12 @@ def _submit_row(submit: Submit) -> list[Any]:
         submit.gather,
         submit.sim,
         submit.trace_headers,
+        submit.embed,
     ]
 
 
 def _submit(row: list[Any]) -> Submit:
-    request_id, prompt_token_ids, sampling, gather, sim, trace_headers = row
+    request_id, prompt_token_ids, sampling, gather, sim, trace_headers, embed = row
     return Submit(
         request_id=request_id,
         prompt_token_ids=prompt_token_ids,
@@ -248,6 +249,7 @@ def _submit(row: list[Any]) -> Submit:
         gather=gather,
         sim=sim,
         trace_headers=trace_headers,
+        embed=embed,
     )
 
 

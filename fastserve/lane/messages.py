@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 class Submit:
     """Acceptor -> engine: generate. Answered by Outputs, of which the last finishes the request.
 
+    `embed`: make an embedding instead, which comes with the finish; `sampling` then says nothing.
     `gather`: nobody reads the tokens as they come, so send them all at once with the finish.
     `sim`: a script for the simulated engine, which no other engine accepts. `trace_headers`: those
     of W3C Trace Context, for an engine that makes spans of its own.
@@ -32,6 +33,7 @@ class Submit:
     gather: bool = False
     sim: dict[str, Any] | None = None
     trace_headers: dict[str, str] | None = None
+    embed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from fastserve.errors import StartError
+from fastserve.text import wordpiece
 from fastserve.text.byte_level import BYTE_TO_CHARACTER
 from fastserve.text.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 
@@ -55,19 +56,43 @@ def build_tokenizer_json(metadata: Mapping[str, object]) -> str:
     Raises UnsupportedTokenizer for a model or pre-tokenizer that is not known here, and for
     vocabularies that contradict themselves.
     """
-    pre_tokenizer = _pre_tokenizer(metadata)
     tokens = _tokens(metadata)
-    vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
-    if len(vocabulary) != len(tokens):
+    if len(set(tokens)) != len(tokens):
         raise UnsupportedTokenizer("tokenizer.ggml.tokens: the same token occurs twice")
+    is_wordpiece = _is_wordpiece(metadata)
+    parts = wordpiece.parts(metadata, tokens) if is_wordpiece else _bpe_parts(metadata, tokens)
+    types = _token_types(metadata)
+    if is_wordpiece:
+        # Files of the first converters call every token a normal one.
+        special = wordpiece.special_ids(metadata)
+        types = [_CONTROL if at in special else each for at, each in enumerate(types)]
     document = {
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": list(_added_tokens(tokens, _token_types(metadata))),
+        "added_tokens": list(_added_tokens(tokens, types)),
+        "post_processor": None,
+        **parts,
+    }
+    try:
+        text = json.dumps(document, ensure_ascii=False, separators=(",", ":"))
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UnsupportedTokenizer("tokenizer.ggml.tokens: a token is not UTF-8") from error
+    return text
+
+
+def _is_wordpiece(metadata: Mapping[str, object]) -> bool:
+    return metadata.get("tokenizer.ggml.model") == wordpiece.MODEL
+
+
+def _bpe_parts(metadata: Mapping[str, object], tokens: list[str]) -> dict[str, Any]:
+    """What of a `tokenizer.json` is byte-level BPE's."""
+    pre_tokenizer = _pre_tokenizer(metadata)
+    vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
+    return {
         "normalizer": None,
         "pre_tokenizer": _pre_tokenizer_json(pre_tokenizer, vocabulary),
-        "post_processor": None,
         "decoder": _byte_level_json(),
         "model": {
             "type": "BPE",
@@ -82,12 +107,6 @@ def build_tokenizer_json(metadata: Mapping[str, object]) -> str:
             "merges": _merges(metadata, vocabulary),
         },
     }
-    try:
-        text = json.dumps(document, ensure_ascii=False, separators=(",", ":"))
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise UnsupportedTokenizer("tokenizer.ggml.tokens: a token is not UTF-8") from error
-    return text
 
 
 def vocabulary_size(metadata: Mapping[str, object]) -> int:
@@ -101,8 +120,16 @@ def special_token(metadata: Mapping[str, object], role: str) -> str:
     return "" if token_id is None else _tokens(metadata)[token_id]
 
 
+def adds_eos(metadata: Mapping[str, object]) -> bool:
+    """Whether the tokenizer puts the eos token behind a text that is to be embedded."""
+    wanted = _is_wordpiece(metadata) or bool(metadata.get("tokenizer.ggml.add_eos_token"))
+    return wanted and _special_id(metadata, "eos") is not None
+
+
 def adds_bos(metadata: Mapping[str, object]) -> bool:
     """Whether the tokenizer puts the bos token before a plain prompt."""
+    if _is_wordpiece(metadata):
+        return _special_id(metadata, "bos") is not None
     said = metadata.get("tokenizer.ggml.add_bos_token")
     wanted = _pre_tokenizer(metadata).add_bos if said is None else bool(said)
     return wanted and _special_id(metadata, "bos") is not None
@@ -132,7 +159,8 @@ def _pre_tokenizer(metadata: Mapping[str, object]) -> PreTokenizer:
     model = metadata.get("tokenizer.ggml.model")
     if model != "gpt2":
         raise UnsupportedTokenizer(
-            f"tokenizer.ggml.model: {model!r} is not supported (only byte-level BPE, 'gpt2', is); "
+            f"tokenizer.ggml.model: {model!r} is not supported (only byte-level BPE, 'gpt2', "
+            "and WordPiece, 'bert', are); "
             "give a model directory with a tokenizer.json instead"
         )
     name = metadata.get("tokenizer.ggml.pre", "")
@@ -233,6 +261,9 @@ def _merges(metadata: Mapping[str, object], vocabulary: Mapping[str, int]) -> li
 
 def _special_id(metadata: Mapping[str, object], role: str) -> int | None:
     # The key of the format's specification, and what files have: "bos_token_id", "eot_token_id".
-    token_id = metadata.get(f"tokenizer.ggml.{role}_token_id")
+    if _is_wordpiece(metadata):
+        token_id: object = wordpiece.special_id(metadata, role)
+    else:
+        token_id = metadata.get(f"tokenizer.ggml.{role}_token_id")
     known = isinstance(token_id, int) and 0 <= token_id < len(_tokens(metadata))
     return token_id if known and isinstance(token_id, int) else None

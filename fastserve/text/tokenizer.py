@@ -22,6 +22,7 @@ from fastserve.text.byte_level import token_to_bytes
 from fastserve.text.control_tokens import ControlToken, ControlTokens
 from fastserve.text.detokenizer import detokenize
 from fastserve.text.token_table import TokenTable
+from fastserve.text.wordpiece import CONTINUES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -181,6 +182,9 @@ def _bytes_by_decoder(tokenizer: tokenizers.Tokenizer) -> Callable[[str], bytes]
     kinds = {step["type"] for step in steps}
     if "ByteLevel" in kinds:
         return _byte_level
+    # One that cleans up takes spaces away that it was given: not a table of bytes.
+    if decoder == {"type": "WordPiece", "prefix": CONTINUES, "cleanup": False}:
+        return _wordpiece
     of_spaces = [step for step in steps if step["type"] in ("Metaspace", "Replace")]
     others = kinds - {"Metaspace", "Replace", "ByteFallback", "Fuse", "Strip"}
     if of_spaces and not others and all(map(_writes_spaces, of_spaces)):
@@ -197,6 +201,11 @@ def _writes_spaces(step: dict[str, Any]) -> bool:
 def _byte_level(token: str) -> bytes:
     data = token_to_bytes(token)
     return token.encode() if data is None else data
+
+
+def _wordpiece(token: str) -> bytes:
+    continued = token.removeprefix(CONTINUES)
+    return continued.encode() if continued != token else f" {token}".encode()
 
 
 def _sentencepiece(token: str) -> bytes:

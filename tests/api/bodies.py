@@ -119,6 +119,12 @@ FINE: dict[str, list[dict[str, Any]]] = {
         {"messages": [_USER]},
         {"messages": [_USER, _PARTS], "system": "Be brief.", "tools": []},
     ],
+    "/v1/embeddings": [
+        {"input": "Hi"},
+        {"input": ["Hi", [1, 2]], "encoding_format": "base64", "user": "me"},
+        {"input": [1, 2, 3], "encoding_format": "float"},
+        {"input": [[1, 2], [3]], "dimensions": 8},
+    ],
     "/tokenize": [
         {"prompt": "Hi", "add_special_tokens": False, "return_token_strs": True},
         {"content": "Hi", "with_pieces": True, "parse_special": False, "add_special": True},
@@ -210,6 +216,18 @@ WRONG: dict[str, list[dict[str, Any]]] = {
         {"messages": [{"role": "user", "content": [{"type": "tool_result"}]}], "max_tokens": 1},
     ],
     "/v1/messages/count_tokens": [{}, {"messages": [_USER], "container": "x"}],
+    "/v1/embeddings": [
+        {},
+        {"input": ""},
+        {"input": []},
+        {"input": ["Hi", ""]},
+        {"input": [[]]},
+        {"input": [-1]},
+        {"input": [1.5]},
+        {"input": {"text": "Hi"}},
+        {"input": "Hi", "encoding_format": "int8"},
+        {"input": "Hi", "dimensions": 0},
+    ],
     "/tokenize": [{"prompt": 1}, {"messages": []}, {"content": "Hi", "with_pieces": 1}],
     "/detokenize": [{}, {"tokens": [-1]}, {"tokens": "Hi"}, {"tokens": [1.5]}],
 }

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from fastserve.api import openapi
 from fastserve.api.anthropic_answers import error_body as messages_error
 from fastserve.api.anthropic_requests import parse_count, parse_messages
+from fastserve.api.embeddings import parse_embeddings
 from fastserve.api.requests import parse_chat, parse_completion
 from fastserve.api.response_requests import parse_response
 from fastserve.api.responses import error_body
@@ -31,6 +32,7 @@ PARSERS: dict[str, Callable[[bytes], object]] = {
     "/v1/responses": lambda body: parse_response(body).as_chat([]),
     "/v1/messages": parse_messages,
     "/v1/messages/count_tokens": parse_count,
+    "/v1/embeddings": lambda body: parse_embeddings(body, size=8, vocab_size=100),
     "/tokenize": parse_tokenize,
     "/detokenize": lambda body: parse_detokenize(body, vocab_size=100),
 }

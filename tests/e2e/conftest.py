@@ -27,3 +27,13 @@ def sim() -> Iterator[Server]:
         "--lane-heartbeat-interval-s", "0.05",
     ) as server:  # fmt: skip
         yield server
+
+
+@pytest.fixture(scope="module")
+def embedder() -> Iterator[Server]:
+    """The simulated engine as one that makes embeddings, of eight numbers."""
+    with Server(
+        "--frontends", "2", "--engine", "sim", "--sim-step-ms", "2", "--sim-embedding-size", "8",
+        "--lane-heartbeat-interval-s", "0.05",
+    ) as server:  # fmt: skip
+        yield server

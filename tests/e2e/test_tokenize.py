@@ -70,8 +70,3 @@ def test_one_model_is_found_by_its_name(sim: Server) -> None:
         with pytest.raises(openai.NotFoundError) as caught:
             client.models.retrieve("another/model")
     assert caught.value.code == "model_not_found"
-
-
-def test_embeddings_are_not_here(sim: Server) -> None:
-    with sim.client() as client, pytest.raises(openai.NotFoundError, match="no embeddings"):
-        client.embeddings.create(model="any", input="text")

@@ -14,7 +14,7 @@ from fastserve.engine.adapters import sim
 from fastserve.engine.adapters.sim import SimEngine
 from fastserve.engine.admission import Queue
 from fastserve.errors import InvalidRequest
-from fastserve.generation import FinishReason, RequestId, SamplingParams
+from fastserve.generation import FinishReason, RequestId, SamplingParams, embedding_values
 from fastserve.lane.messages import Submit
 from tests.frontend.stage import END, VOCAB_SIZE, WORDS, write_card
 
@@ -398,3 +398,32 @@ def test_what_queues_is_what_the_next_step_has_no_place_for(make: Callable[..., 
     assert bench.engine.queue() == Queue(num_places=0, num_requests=1, num_tokens=6)
     bench.step()
     assert bench.engine.queue() == Queue(num_places=1), "two have ended"
+
+
+def test_an_embedding_is_a_direction_that_the_prompt_decides(card: ModelCard) -> None:
+    engine = SimEngine(
+        describe=lambda: card,
+        step_ms=0.0,
+        prefill_tokens_per_s=0.0,
+        max_batch_size=9,
+        embedding_size=5,
+    )
+    assert engine.describe().embedding_size == 5
+    engine.load(lambda share: None)
+    for number, prompt in enumerate([[1, 2], [3], [1, 2]]):
+        engine.add(
+            Submit(
+                request_id=RequestId(number),
+                prompt_token_ids=prompt,
+                sampling=SamplingParams(max_tokens=0),
+                embed=True,
+            )
+        )
+    outputs = engine.step(lambda *, fd=None, timeout_s=0.0: True)
+    assert (outputs.request_ids, outputs.token_ids, outputs.counts) == ([0, 1, 2], [], [0, 0, 0])
+    first, second, third = (
+        embedding_values(finish.embedding or "") for finish in outputs.finishes.values()
+    )
+    assert first == third != second
+    assert len(first) == 5
+    assert math.isclose(math.hypot(*first), 1, abs_tol=1e-6)

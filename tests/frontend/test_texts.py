@@ -138,9 +138,3 @@ def test_one_model_is_told_by_its_name(stage: Stage, path: str, status: int) -> 
 
 def test_one_model_takes_get_alone(stage: Stage) -> None:
     assert stage.request("DELETE", "/v1/models/bytes").header("allow") == "OPTIONS, GET, HEAD"
-
-
-def test_embeddings_are_refused_with_the_reason(stage: Stage) -> None:
-    asked = stage.ask("/v1/embeddings", input="a")
-    assert asked.status == 404
-    assert "embeddings" in asked.json()["error"]["message"]

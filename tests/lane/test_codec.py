@@ -20,6 +20,7 @@ from fastserve.generation import (
     RequestId,
     SamplingParams,
     TokenLogprob,
+    packed_embedding,
 )
 from fastserve.lane.codec import VERSION_ATTACHED, BadFrame, Codec, Message
 from fastserve.lane.messages import (
@@ -51,6 +52,12 @@ MESSAGES: list[Message] = [
         gather=True,
         sim={"token_ids": [1]},
     ),
+    Submit(
+        request_id=RequestId(1),
+        prompt_token_ids=[1],
+        sampling=SamplingParams(max_tokens=0),
+        embed=True,
+    ),
     Abort([RequestId(1), HIGHEST_ID]),
     Attach(lane=63, incarnation=4, address="ipc:///run/x/lane-63-4"),
     Attached(
@@ -64,6 +71,8 @@ MESSAGES: list[Message] = [
             vocab_size=10,
             max_seq_len=64,
             grammar_kinds=(GrammarKind.JSON_SCHEMA, GrammarKind.REGEX),
+            embedding_size=8,
+            add_eos=True,
         )
     ),
     Detach(lane=1, incarnation=2),
@@ -75,6 +84,12 @@ MESSAGES: list[Message] = [
         finishes={1: Finish(reason=FinishReason.STOP, stop_token_id=12)},
         logprobs={0: [TokenLogprob(logprob=-0.5, top=((10, -0.5), (4, -1.0)))] * 2},
         prompt_logprobs={1: [TokenLogprob(logprob=-2.5, top=((3, -0.5),))]},
+    ),
+    Outputs(
+        request_ids=[1],
+        token_ids=[],
+        counts=[0],
+        finishes={0: Finish(reason=FinishReason.STOP, embedding=packed_embedding([0.6, 0.8]))},
     ),
     Outputs(
         request_ids=[3],

@@ -1,7 +1,7 @@
 """The embedded engine: llama.cpp's library on the CPU, token ids in and token ids out.
 
 What the model is, how it is loaded, and what of the machine it may use. What it does then is
-llama_runner.py's.
+llama_runner.py's, or llama_embedder.py's where it makes embeddings.
 
 Knows nothing of lanes, HTTP or text.
 """
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from fastserve.engine import guidance, llama
 from fastserve.engine.cpus import available_cpus, available_memory_bytes
 from fastserve.engine.interface import EngineStats, StepOutputs
+from fastserve.engine.llama_embedder import LlamaEmbedder
 from fastserve.engine.llama_runner import LlamaRunner
 from fastserve.engine.model_files import describe_gguf, resolve_model
 from fastserve.errors import ConfigError, StartError
@@ -102,6 +103,7 @@ class LlamaCppEngine:
         # What load() makes and close() frees.
         self._model: llama.Model | None = None
         self._runner: LlamaRunner | None = None
+        self._embedder: LlamaEmbedder | None = None
 
     def describe(self) -> ModelCard:
         """See Engine. Reads the file's metadata and not its weights."""
@@ -118,7 +120,8 @@ class LlamaCppEngine:
         if self._max_seq_len is None:
             max_seq_len = min(card.max_seq_len, _MAX_SEQ_LEN_DEFAULT)
             card = dataclasses.replace(card, max_seq_len=max_seq_len)
-        if card.eos_token_ids:  # What has no end cannot say that it has matched.
+        # What has no end cannot say that it has matched.
+        if card.eos_token_ids and not card.embedding_size:
             card = dataclasses.replace(card, grammar_kinds=guidance.KINDS)
         self._card = card
         return card
@@ -127,10 +130,42 @@ class LlamaCppEngine:
         """See Engine. Also runs the model once: weights come off the disk on first use."""
         assert self._card is not None, "described before it is loaded"
         self._model = llama.Model(str(self._path), progress=progress)
-        num_seqs = self._parallel_sequences(self._model)
+        if self._card.embedding_size:
+            self._load_embedder(self._model, self._card, progress)
+        else:
+            self._load_runner(self._model, self._card, progress)
+
+    def _load_embedder(
+        self, model: llama.Model, card: ModelCard, progress: Callable[[float], None]
+    ) -> None:
+        if model.embedding_size != card.embedding_size:
+            raise StartError(
+                f"{self._path} says that its embeddings have {card.embedding_size} numbers, "
+                f"and makes {model.embedding_size}"
+            )
+        self._embedder = LlamaEmbedder(
+            model,
+            card=card,
+            num_seqs=self._max_num_seqs,
+            batch_tokens=max(card.max_seq_len, self._prefill_chunk_tokens),
+            threads=self._threads,
+        )
+        self._embedder.warm_up(lambda: progress(1.0))
+        log.info(
+            "embedding model loaded",
+            model=card.name,
+            max_seq_len=card.max_seq_len,
+            embedding_size=card.embedding_size,
+            threads=self._threads,
+        )
+
+    def _load_runner(
+        self, model: llama.Model, card: ModelCard, progress: Callable[[float], None]
+    ) -> None:
+        num_seqs = self._parallel_sequences(model)
         self._runner = LlamaRunner(
-            self._model,
-            card=self._card,
+            model,
+            card=card,
             num_seqs=num_seqs,
             prefill_chunk_tokens=self._prefill_chunk_tokens,
             prefill_target_s=self._prefill_target_ms / 1000,
@@ -140,10 +175,10 @@ class LlamaCppEngine:
         self._runner.warm_up(lambda: progress(1.0))
         log.info(
             "model loaded",
-            model=self._card.name,
-            max_seq_len=self._card.max_seq_len,
+            model=card.name,
+            max_seq_len=card.max_seq_len,
             max_num_seqs=num_seqs,
-            kv_cache_tokens=num_seqs * self._card.max_seq_len,
+            kv_cache_tokens=num_seqs * card.max_seq_len,
             prefix_cache_bytes_max=self._prefix_cache_bytes_max,
             threads=self._threads,
         )
@@ -167,7 +202,8 @@ class LlamaCppEngine:
 
     def has_work(self) -> bool:
         """See Engine."""
-        return self._runner is not None and self._runner.has_work()
+        worker = self._worker
+        return worker is not None and worker.has_work()
 
     def step(self, pump: Pump) -> StepOutputs:
         """See Engine. Raises EngineDead if the library breaks."""
@@ -175,9 +211,10 @@ class LlamaCppEngine:
 
     def stats(self) -> EngineStats:
         """See Engine."""
-        if self._runner is None:
+        worker = self._worker
+        if worker is None:
             return EngineStats(num_running=0, num_waiting=0)
-        return self._runner.stats()
+        return worker.stats()
 
     def queue(self) -> Queue:
         """See Engine."""
@@ -185,14 +222,19 @@ class LlamaCppEngine:
 
     def close(self) -> None:
         """See Engine. What a decode that does not end still uses is left to the process's end."""
-        runner, self._runner = self._runner, None
+        worker, self._runner, self._embedder = self._worker, None, None
         model, self._model = self._model, None
-        if runner is not None and not runner.close():
+        if worker is not None and not worker.close():
             log.error("the decode under way does not end")
             return
         if model is not None:
             model.close()
 
-    def _loaded(self) -> LlamaRunner:
-        assert self._runner is not None, "the model is not loaded"
-        return self._runner
+    def _loaded(self) -> LlamaRunner | LlamaEmbedder:
+        worker = self._worker
+        assert worker is not None, "the model is not loaded"
+        return worker
+
+    @property
+    def _worker(self) -> LlamaRunner | LlamaEmbedder | None:
+        return self._runner or self._embedder

@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import random
 import signal
 import time
 import zlib
@@ -28,7 +29,7 @@ from fastserve.engine.interface import EngineStats, StepOutputs
 from fastserve.engine.mpi_library import abort
 from fastserve.engine.waiting import WaitingQueue
 from fastserve.errors import InvalidRequest, StartError
-from fastserve.generation import Finish, FinishReason, TokenLogprob
+from fastserve.generation import Finish, FinishReason, TokenLogprob, packed_embedding
 from fastserve.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -110,8 +111,10 @@ class SimEngine:
         step_ms: float,
         prefill_tokens_per_s: float,
         max_batch_size: int,
+        embedding_size: int = 0,
     ) -> None:
         self._describe = describe
+        self._embedding_size = embedding_size
         self._step_s = step_ms / 1000
         self._prefill_tokens_per_s = prefill_tokens_per_s
         prefill_s = max(step_ms, _PREFILL_STEP_MS_MIN) / 1000
@@ -125,6 +128,8 @@ class SimEngine:
 
     def describe(self) -> ModelCard:
         self._card = self._describe()
+        if self._embedding_size:
+            self._card = dataclasses.replace(self._card, embedding_size=self._embedding_size)
         return self._card
 
     def load(self, progress: Callable[[float], None]) -> None:
@@ -138,7 +143,7 @@ class SimEngine:
         script = None
         if request.sim is not None:
             script = self._read_script(request.sim)
-        elif _needs_care(request.sampling):
+        elif request.embed or _needs_care(request.sampling):
             script = Script()  # an empty one: the careful way, which the hot path has no time for
         self._waiting.add(
             request.request_id,
@@ -262,6 +267,8 @@ class SimEngine:
         tokens: list[int] = []
         if script.fail_at == at:
             finish = Finish(reason=FinishReason.ERROR, error=f"scripted to fail at step {at}")
+        elif request.submit.embed:
+            finish = self._embedded(request)
         elif not request.left:
             # Nothing was asked for but the logprobs of the prompt.
             finish = Finish(reason=_LENGTH)
@@ -274,6 +281,17 @@ class SimEngine:
         request.done += 1
         finish = finish or self._finish_after(request, script, tokens[0])
         self._put(step, request, tokens, finish)
+
+    def _embedded(self, request: _Request) -> Finish:
+        """The end of a request that embeds: a direction that its prompt alone decides."""
+        assert self._card is not None
+        chance = random.Random(request.cursor)  # noqa: S311 (to be the same each time, not secret)
+        values = [chance.gauss() for _ in range(self._card.embedding_size)]
+        length = math.hypot(*values)
+        return Finish(
+            reason=FinishReason.STOP,
+            embedding=packed_embedding([value / length for value in values]),
+        )
 
     def _word(self, request: _Request) -> int:
         """The next word; a stop id is passed over while it may not be chosen."""
