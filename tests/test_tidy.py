@@ -117,6 +117,7 @@ OWNERS: dict[str, set[str]] = {
     "msgspec": {
         "api/anthropic_requests.py",
         "api/anthropic_turns.py",
+        "api/answers.py",
         "api/body.py",
         "api/embeddings.py",
         "api/openapi.py",

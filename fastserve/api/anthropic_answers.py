@@ -275,8 +275,11 @@ class MessagePartChunks(MessageChunks):
     def _end_block(self) -> bytes:
         if not self._kind:
             return b""
+        # The API ends a thought with its signature, and clients may wait for one.
+        thought = self._kind == "thinking"
+        signed = self._delta({"type": "signature_delta", "signature": ""}) if thought else b""
         self._kind = ""
-        return _event("content_block_stop", index=self._index)
+        return signed + _event("content_block_stop", index=self._index)
 
     def _delta(self, delta: dict[str, object]) -> bytes:
         return _event("content_block_delta", index=self._index, delta=delta)

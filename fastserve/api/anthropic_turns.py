@@ -32,7 +32,7 @@ class MessagesTool(msgspec.Struct, frozen=True):
     name: ToolName
     input_schema: dict[str, Any]
     description: str | None = None
-    type: Literal["custom"] = "custom"
+    type: Literal["custom"] | None = None
     strict: bool | None = None
 
 
@@ -41,7 +41,7 @@ class MessagesToolChoice(msgspec.Struct, frozen=True):
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
-    disable_parallel_tool_use: bool = False
+    disable_parallel_tool_use: bool | None = None
 
 
 _MODES: dict[str, Literal["none", "auto", "required", "named"]] = {
@@ -147,13 +147,13 @@ def _read_turn(message: object, *, param: str) -> list[dict[str, object]]:
     if content is None:
         raise missing(f"{param}.content")
     where = f"{param}.content"
-    kinds = {block.get("type") for block in content if isinstance(block, dict)} if (
-        isinstance(content, list)
-    ) else set()  # fmt: skip
-    if not kinds & {"thinking", "tool_result", "tool_use"}:
+    blocks = content if isinstance(content, list) else []
+    # A type may be anything at all here, so it cannot be looked up.
+    kinds = [block.get("type") for block in blocks if isinstance(block, dict)]
+    if not any(kind in kinds for kind in ("thinking", "tool_result", "tool_use")):
         return [{"role": role, "content": read_content(content, role=role, param=where)}]
-    blocks = [_block(block, role, param=f"{where}[{i}]") for i, block in enumerate(content)]
-    return _of_assistant(blocks) if role == "assistant" else _of_user(blocks)
+    read = [_block(block, role, param=f"{where}[{i}]") for i, block in enumerate(blocks)]
+    return _of_assistant(read) if role == "assistant" else _of_user(read)
 
 
 def _of_assistant(blocks: list[tuple[str, Any]]) -> list[dict[str, object]]:

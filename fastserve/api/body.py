@@ -167,6 +167,8 @@ def _translate(what: str, *, place: str, value: object) -> tuple[str, str]:
         if match["got"] == "float" and _is_huge(value):
             return f"{place} does not fit a 64-bit integer.", "invalid_value"
         kinds = [kind for kind in match["want"].split(" | ") if kind != "null"]
+        if not kinds:
+            return f"{place} is not supported.", "unsupported_value"
         want = " or ".join(_WANT_WORDS[kind] for kind in kinds)
         return f"{place} must be {want}, not {_GOT_WORDS[match['got']]}.", "invalid_type"
     if match := _UNKNOWN.fullmatch(what):

@@ -11,7 +11,6 @@ Knows nothing of handlers: a test holds the two together.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
@@ -22,6 +21,7 @@ from fastserve.api import anthropic_requests, response_requests, unsupported
 from fastserve.api.anthropic_turns import MessagesTool, MessagesToolChoice
 from fastserve.api.embeddings import EmbeddingRequest
 from fastserve.api.messages import MESSAGES_MAX
+from fastserve.api.operations import OPERATIONS
 from fastserve.api.prompts import Count
 from fastserve.api.requests import (
     OUR_OWN,
@@ -31,12 +31,14 @@ from fastserve.api.requests import (
     Stop,
 )
 from fastserve.api.response_input import NamedResponseTool, ResponseTool
-from fastserve.api.structured import OutputFields, StructuredFields
+from fastserve.api.structured import OutputFields, Source, StructuredFields
 from fastserve.api.tokenizing import DetokenizeRequest, TokenIds, TokenizeRequest
 from fastserve.api.tools import AllowedTools, NamedFunction, Tool
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from fastserve.api.operations import Operation
 
 JSON = "application/json"
 EVENTS = "text/event-stream"
@@ -194,23 +196,25 @@ def _sent(
     given: dict[str, Any] = dict(forms or {})
     left_out = {*OUR_OWN, *needs, *given, *leave_out}
     fields: list[Any] = list(needs.items())
-    for field in (each for struct in parsed for each in msgspec.structs.fields(struct)):
-        if field.encode_name not in left_out:
-            fields.append((field.encode_name, field.type | None, _default_of(field)))
-    fields += [(field, form | None, None) for field, form in given.items()]
+    for each in (each for struct in parsed for each in msgspec.structs.fields(struct)):
+        if each.encode_name not in left_out:
+            fields.append((each.encode_name, each.type | None, _default_of(each)))
+    fields += [(name_given, form | None, None) for name_given, form in given.items()]
     return msgspec.defstruct(name, fields, kw_only=True)
 
 
-def _default_of(field: msgspec.structs.FieldInfo) -> Any:  # noqa: ANN401 (a field's default has any type)
-    if field.default_factory is not msgspec.NODEFAULT:
-        return msgspec.field(default_factory=field.default_factory)
-    return None if field.default is msgspec.NODEFAULT else field.default
+def _default_of(info: msgspec.structs.FieldInfo) -> Any:  # noqa: ANN401 (a field's default has any type)
+    if info.default_factory is not msgspec.NODEFAULT:
+        return msgspec.field(default_factory=info.default_factory)
+    return None if info.default is msgspec.NODEFAULT else info.default
 
 
 def _names(struct: type[msgspec.Struct]) -> frozenset[str]:
     return frozenset(field.encode_name for field in msgspec.structs.fields(struct))
 
 
+# What is sent is a text; we have another thing by that name.
+_GRAMMAR = {"grammar": Source}
 _TOOL_WORDS = Literal["none", "auto", "required"]
 _CHAT_TOOLS = {"tools": list[Tool], "tool_choice": _TOOL_WORDS | ToolChoiceObject}
 _MESSAGES_TOOLS = {"tools": list[MessagesTool], "tool_choice": MessagesToolChoice}
@@ -229,14 +233,14 @@ _BODIES: dict[type[msgspec.Struct], Mapping[str, tuple[object, ...]]] = {
         ChatRequest,
         StructuredFields,
         needs={},
-        forms={"messages": ChatMessages, "stop": Stops} | _CHAT_TOOLS,
+        forms={"messages": ChatMessages, "stop": Stops} | _GRAMMAR | _CHAT_TOOLS,
     ): unsupported.HARMLESS,
     _sent(
         "CompletionRequest",
         CompletionRequest,
         StructuredFields,
         needs={"prompt": Prompts},
-        forms={"stop": Stops},
+        forms={"stop": Stops} | _GRAMMAR,
     ): unsupported.HARMLESS,
     _sent(
         "MessagesRequest",
@@ -260,7 +264,7 @@ _BODIES: dict[type[msgspec.Struct], Mapping[str, tuple[object, ...]]] = {
         ChatRequest,
         StructuredFields,
         needs={"input": str | Items},
-        forms={"stop": Stops} | _RESPONSE_TOOLS,
+        forms={"stop": Stops} | _GRAMMAR | _RESPONSE_TOOLS,
         leave_out=_RESPONSE_ONLY - _names(response_requests.ResponseFields) | {"response_format"},
     ): response_requests.HARMLESS,
     _sent("EmbeddingRequest", EmbeddingRequest, needs={"input": Prompts}): unsupported.HARMLESS,
@@ -276,110 +280,31 @@ _BODIES: dict[type[msgspec.Struct], Mapping[str, tuple[object, ...]]] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Operation:
-    """One method of one route. `body` names its schema; `answers` are the media types of a 200."""
-
-    method: str
-    path: str
-    summary: str
-    body: str | None = None
-    answers: tuple[str, ...] = (JSON,)
-    error: str = "Error"
-
-
-OPERATIONS = (
-    Operation(
-        method="POST",
-        path="/v1/chat/completions",
-        summary="Answer a chat",
-        body="ChatRequest",
-        answers=(JSON, EVENTS),
-    ),
-    Operation(
-        method="POST",
-        path="/v1/completions",
-        summary="Continue texts",
-        body="CompletionRequest",
-        answers=(JSON, EVENTS),
-    ),
-    Operation(
-        method="POST",
-        path="/v1/responses",
-        summary="Answer in a conversation that is stored",
-        body="ResponseRequest",
-        answers=(JSON, EVENTS),
-    ),
-    Operation(method="GET", path="/v1/responses/{response}", summary="Get a stored response"),
-    Operation(method="DELETE", path="/v1/responses/{response}", summary="Forget a response"),
-    Operation(
-        method="GET",
-        path="/v1/responses/{response}/input_items",
-        summary="List what a stored response was asked with",
-    ),
-    Operation(
-        method="POST",
-        path="/v1/responses/{response}/cancel",
-        summary="Cancel a response in the background, which none is",
-    ),
-    Operation(
-        method="POST",
-        path="/v1/messages",
-        summary="Answer in a conversation",
-        body="MessagesRequest",
-        answers=(JSON, EVENTS),
-        error="MessagesError",
-    ),
-    Operation(
-        method="POST",
-        path="/v1/messages/count_tokens",
-        summary="Count the tokens of a conversation",
-        body="CountTokensRequest",
-        error="MessagesError",
-    ),
-    Operation(
-        method="POST",
-        path="/v1/embeddings",
-        summary="Embed texts, where the model does",
-        body="EmbeddingRequest",
-    ),
-    Operation(
-        method="POST", path="/tokenize", summary="Text or chat to tokens", body="TokenizeRequest"
-    ),
-    Operation(
-        method="POST", path="/detokenize", summary="Tokens to text", body="DetokenizeRequest"
-    ),
-    Operation(method="GET", path="/v1/models", summary="List the models"),
-    Operation(method="GET", path="/v1/models/{model}", summary="Describe a model"),
-    Operation(method="GET", path="/health", summary="Whether what runs is worth keeping"),
-    Operation(method="GET", path="/ready", summary="Whether new requests are welcome"),
-    Operation(method="GET", path="/version", summary="The version of the server"),
-    Operation(method="GET", path="/metrics", summary="What Prometheus scrapes", answers=(TEXT,)),
-    Operation(method="GET", path="/perf_metrics", summary="The last requests and their timings"),
-    Operation(method="GET", path="/openapi.json", summary="This document"),
-)
-
-
 @functools.cache
 def document(version: str) -> bytes:
     """The document, of a server of that version."""
-    _, schemas = msgspec.json.schema_components(
-        [*_BODIES, Error, MessagesError],
+    shapes = [operation.answer for operation in OPERATIONS]
+    told, schemas = msgspec.json.schema_components(
+        [*shapes, *_BODIES, Error, MessagesError],
         # A value that the parser looks at later, or never: anything.
         schema_hook=lambda _: {"description": "Any value."},
         ref_template=_REF,
     )
-    schemas["ChatRequest"]["anyOf"] = [
-        {"required": ["messages"]},
-        {"required": ["prompt_token_ids"]},
+    # Null is absence, so it does not do for what must be there.
+    schemas["ChatRequest"]["anyOf"] = [_given("messages"), _given("prompt_token_ids")]
+    schemas["TokenizeRequest"]["anyOf"] = [
+        _given("messages"),
+        _given("prompt", kind="string"),
+        _given("content", kind="string"),
     ]
     for struct, harmless in _BODIES.items():
         properties = schemas[struct.__name__]["properties"]
         for name in harmless.keys() - properties.keys():
             properties[name] = _only(harmless[name])
     paths: dict[str, dict[str, Any]] = {}
-    for operation in OPERATIONS:
-        paths.setdefault(operation.path, {})[operation.method.lower()] = _described(operation)
+    for operation, answer in zip(OPERATIONS, told, strict=False):
+        described = _described(operation, answer)
+        paths.setdefault(operation.path, {})[operation.method.lower()] = described
     return orjson.dumps(
         {
             "openapi": "3.1.0",
@@ -398,34 +323,67 @@ def document(version: str) -> bytes:
     )
 
 
+def _given(name: str, *, kind: str = "array") -> dict[str, Any]:
+    """The schema of a body that has this field."""
+    return {"required": [name], "properties": {name: {"type": kind}}}
+
+
 def _only(harmless: tuple[object, ...]) -> dict[str, object]:
     """The schema of a field that must ask for nothing."""
     return {"enum": [None, *harmless], "description": "Not supported with any other value."}
 
 
-def _described(operation: Operation) -> dict[str, Any]:
-    described: dict[str, Any] = {
-        "summary": operation.summary,
-        "responses": {
-            "200": {
-                "description": "The answer",
-                "content": {media: {"schema": _answer(media)} for media in operation.answers},
-            },
-            "default": {"description": "Why not", "content": _schema_of(operation.error)},
-        },
+def _described(operation: Operation, answer: dict[str, Any]) -> dict[str, Any]:
+    content = {TEXT: {"schema": {"type": "string"}}}
+    if operation.answer is not None:
+        content = {JSON: {"schema": answer}}
+    responses: dict[str, Any] = {
+        "200": {"description": "The answer", "content": content},
+        "default": {"description": "Why not", "content": _schema_of(operation.error)},
     }
+    if operation.answers_503:
+        responses["503"] = {"description": "It is not so", "content": content}
+    if operation.streams:
+        # This version of OpenAPI has no words for the events that a stream is made of.
+        streamed = {"schema": {"description": "Events, the data of each of which is JSON."}}
+        responses["200"]["content"] = content | {EVENTS: streamed}
+    if operation.links is not None:
+        responses["200"]["links"] = _links(*operation.links)
+    described: dict[str, Any] = {"summary": operation.summary, "responses": responses}
     if operation.body is not None:
-        described["requestBody"] = {"required": True, "content": _schema_of(operation.body)}
+        sent = _schema_of(operation.body)
+        sent[JSON]["example"] = operation.example
+        described["requestBody"] = {"required": True, "content": sent}
+    parameters = [
+        {"name": name, "in": "query", "schema": schema} for name, schema in operation.query.items()
+    ]
     if "{" in operation.path:
-        name = operation.path.partition("{")[2].partition("}")[0]
-        described["parameters"] = [
-            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-        ]
+        name = _parameter(operation.path)
+        schema = {"type": "string", "minLength": 1}
+        parameters.append({"name": name, "in": "path", "required": True, "schema": schema})
+    if parameters:
+        described["parameters"] = parameters
     return described
 
 
-def _answer(media: str) -> dict[str, str]:
-    return {"type": "object" if media == JSON else "string"}
+def _parameter(path: str) -> str:
+    return path.partition("{")[2].partition("}")[0]
+
+
+def _links(parameter: str, where: str) -> dict[str, Any]:
+    """What can be asked of every path that has this parameter."""
+    return {
+        f"{each.method} {each.path}".translate(_NOT_OF_KEYS): {
+            "operationRef": f"#/paths/{each.path.replace('/', '~1')}/{each.method.lower()}",
+            "parameters": {parameter: where},
+        }
+        for each in OPERATIONS
+        if _parameter(each.path) == parameter
+    }
+
+
+# OpenAPI 3.1, 4.8.7: a key of such a map is of letters, digits, dots, dashes and underscores.
+_NOT_OF_KEYS = str.maketrans({" ": "_", "/": ".", "{": "", "}": ""})
 
 
 def _schema_of(name: str) -> dict[str, Any]:

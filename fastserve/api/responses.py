@@ -10,6 +10,7 @@ Knows nothing of HTTP: the status of an error is its `status`, and the caller se
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import orjson
@@ -157,9 +158,10 @@ def chat_finish_word(reason: FinishReason, *, called: bool, named: bool) -> str:
 
 
 def models(names: Iterable[str], *, created: int, max_seq_len: int) -> bytes:
-    """The list of GET /v1/models. `max_model_len` is vLLM's name for the context, in tokens."""
+    """The one page of GET /v1/models. `max_model_len` is vLLM's name for the context, in tokens."""
     data = [_model(name, created=created, max_seq_len=max_seq_len) for name in names]
-    return orjson.dumps({"object": "list", "data": data})
+    ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"], "has_more": False}
+    return orjson.dumps({"object": "list", "data": data} | ends)
 
 
 def model(name: str, *, created: int, max_seq_len: int) -> bytes:
@@ -259,4 +261,9 @@ def _model(name: str, *, created: int, max_seq_len: int) -> dict[str, object]:
         "created": created,
         "owned_by": _OWNER,
         "max_model_len": max_seq_len,
+        # What Anthropic's clients read of a model.
+        "type": "model",
+        "display_name": name,
+        "created_at": datetime.fromtimestamp(created, UTC).isoformat(),
+        "max_input_tokens": max_seq_len,
     }

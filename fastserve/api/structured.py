@@ -1,9 +1,9 @@
 """What an answer's text must match, in the words of every dialect, read into one Grammar.
 
 OpenAI's `response_format` (with the types that TensorRT-LLM adds), vLLM's `structured_outputs` and
-the older `guided_*`, SGLang's `json_schema`, `regex` and `ebnf`, the formats of the Responses API
-and of Anthropic's Messages API. A request has at most one of them. Whether a schema or expression
-is a good one, only an engine can tell.
+the older `guided_*`, SGLang's `json_schema`, `regex` and `ebnf`, llama.cpp's `grammar`, the formats
+of the Responses API and of Anthropic's Messages API. A request has at most one of them. Whether a
+schema or expression is a good one, only an engine can tell.
 """
 
 from __future__ import annotations
@@ -51,11 +51,17 @@ class JsonObjectFormat(_Options, frozen=True, tag="json_object"):
     """Any JSON object."""
 
 
-class JsonSchema(_Options, frozen=True):
-    """A schema with a name. It is always enforced to the letter, `strict` or not."""
+class JsonObjectsFormat(_Options, frozen=True, tag="json_object"):
+    """Any JSON object, or JSON of a schema, in the form of llama.cpp, Together and Fireworks."""
 
-    name: FormatName
+    schema: Schema | None = None
+
+
+class JsonSchema(_Options, frozen=True):
+    """A schema. It is always enforced to the letter, `strict` or not. OpenAI wants a name, too."""
+
     schema: Schema
+    name: FormatName | None = None
     strict: bool | None = None
     description: str | None = None
 
@@ -85,7 +91,7 @@ class EbnfFormat(_Options, frozen=True, tag="ebnf"):
 
 
 ResponseFormat = (
-    TextFormat | JsonObjectFormat | JsonSchemaFormat | JsonFormat | RegexFormat | EbnfFormat
+    TextFormat | JsonObjectsFormat | JsonSchemaFormat | JsonFormat | RegexFormat | EbnfFormat
 )
 
 
@@ -113,6 +119,7 @@ class StructuredFields(msgspec.Struct, frozen=True, kw_only=True):
     json_schema: SchemaText | Schema | None = None
     regex: Source | None = None
     ebnf: Source | None = None
+    grammar: Source | None = None
 
 
 FIELDS = frozenset(StructuredFields.__struct_fields__)
@@ -134,9 +141,11 @@ class TextConfig(_Options, frozen=True):
     verbosity: Literal["medium"] | None = None
 
 
-class SchemaFormat(_Options, frozen=True, tag="json_schema"):
+class SchemaFormat(_Options, frozen=True):
     """JSON of a schema, in Anthropic's form."""
 
+    # A tag would be optional here: msgspec asks for one where there is a choice.
+    type: Literal["json_schema"]
     schema: Schema
 
 
@@ -173,6 +182,7 @@ def read_grammar(fields: Mapping[str, Any]) -> Grammar | None:
         _of_schema(asked.json_schema, param="json_schema"),
         _of_source(asked.regex, GrammarKind.REGEX, param="regex"),
         _of_source(asked.ebnf, GrammarKind.EBNF, param="ebnf"),
+        _of_source(asked.grammar, GrammarKind.EBNF, param="grammar"),
     )
 
 
@@ -251,8 +261,10 @@ _CONTROLS = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
 
 def _of_response_format(asked: ResponseFormat | None) -> Grammar | None:
     match asked:
-        case JsonObjectFormat():
+        case JsonObjectsFormat(schema=None):
             return _any_object(param="response_format")
+        case JsonObjectsFormat(schema=schema):
+            return _of_schema(schema, param="response_format.schema")
         case JsonSchemaFormat(json_schema=named):
             return _of_schema(named.schema, param="response_format.json_schema.schema")
         case JsonFormat(schema=schema):

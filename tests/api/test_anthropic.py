@@ -129,6 +129,11 @@ def test_what_we_cannot_do_is_refused_by_name(fields: dict[str, Any], param: str
     assert caught.value.param == param
 
 
+def test_what_may_only_be_null_is_refused_in_words() -> None:
+    with pytest.raises(InvalidRequest, match=r"^'output_config\.effort' is not supported\.$"):
+        read(output_config={"effort": "low"})
+
+
 def test_what_asks_for_nothing_is_taken() -> None:
     chat = read(
         metadata={"user_id": "u"}, service_tier="auto", tools=[], thinking={"type": "adaptive"},

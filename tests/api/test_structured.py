@@ -55,6 +55,10 @@ def named(**more: Any) -> dict[str, Any]:
         ({"response_format": {"type": "json_object"}}, JSON, ANY_OBJECT, "response_format"),
         ({"response_format": named(strict=None, description="d")}, JSON, SCHEMA,
          "response_format.json_schema.schema"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}}, JSON,
+         SCHEMA, "response_format.json_schema.schema"),
+        ({"response_format": {"type": "json_object", "schema": {"const": 1}}}, JSON, {"const": 1},
+         "response_format.schema"),
         ({"response_format": {"type": "json", "schema": SCHEMA}}, JSON, SCHEMA,
          "response_format.schema"),
         ({"response_format": {"type": "regex", "regex": "a+"}}, REGEX, "a+",
@@ -80,6 +84,7 @@ def named(**more: Any) -> dict[str, Any]:
         ({"json_schema": '{"type":"null"}'}, JSON, {"type": "null"}, "json_schema"),
         ({"regex": "a"}, REGEX, "a", "regex"),
         ({"ebnf": "root ::= x"}, EBNF, "root ::= x", "ebnf"),
+        ({"grammar": "root ::= x"}, EBNF, "root ::= x", "grammar"),
         ({"ebnf": "root ::= x", "response_format": {"type": "text"}}, EBNF, "root ::= x", "ebnf"),
     ],
 )  # fmt: skip
@@ -98,10 +103,16 @@ def test_what_is_asked_for_reaches_the_engine() -> None:
     assert sampling.grammar == Grammar(kind=REGEX, source="a", param="regex")
 
 
-@pytest.mark.parametrize("read", [chat, completion, response, messages])
-def test_nobody_sets_a_grammar_by_our_name_for_it(read: Any) -> None:
-    assert read({"grammar": {"kind": "regex", "source": "a"}}) is None
-    assert read({}) is None
+@pytest.mark.parametrize("read", [chat, completion, response])
+def test_nobody_sets_a_grammar_in_our_form(read: Any) -> None:
+    with pytest.raises(InvalidRequest, match="'grammar' must be a string"):
+        read({"grammar": {"kind": "regex", "source": "a"}})
+    assert read({"grammar": None}) is None
+
+
+def test_grammars_as_such_are_unknown_to_messages() -> None:
+    assert messages({"grammar": {"kind": "regex", "source": "a"}}) is None
+    assert messages({}) is None
 
 
 def test_the_order_of_a_schema_is_kept() -> None:
@@ -132,6 +143,9 @@ def test_what_asks_for_nothing(fields: dict[str, Any]) -> None:
         ({"response_format": {"type": "poem"}}, "response_format.type"),
         ({"response_format": {"type": "structural_tag"}}, "response_format.type"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        ({"response_format": {"type": "json_object", "schema": 123}}, "response_format.schema"),
+        ({"response_format": {"type": "text", "schema": {}}}, "response_format"),
+        ({"grammar": ""}, "grammar"),
         ({"response_format": {"type": "json_schema", "schema": SCHEMA}}, "response_format"),
         ({"response_format": named(schema="{}")}, "response_format.json_schema.schema"),
         ({"response_format": named(name="")}, "response_format.json_schema.name"),

@@ -169,6 +169,15 @@ def test_an_error_is_the_clients_own(
     assert body["error"]["type"] == caught.value.type == kind
 
 
+def test_the_models_are_listed_in_its_words_too(client: anthropic.Anthropic) -> None:
+    [listed] = list(client.models.list())
+    assert (listed.id, listed.type, listed.display_name) == (card().name, "model", card().name)
+    assert listed.created_at is not None
+    assert listed.created_at.tzinfo is not None
+    assert listed.max_input_tokens == card().max_seq_len
+    assert client.models.retrieve(card().name) == listed
+
+
 def test_a_failure_within_a_stream_is_an_event(client: anthropic.Anthropic) -> None:
     seen: list[str] = []
     with (

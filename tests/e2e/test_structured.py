@@ -139,6 +139,9 @@ def test_anthropic_parses_what_it_asked_for(claude: anthropic.Anthropic, model: 
         ({"structured_outputs": {"grammar": GRAMMAR}}, r"\d( \+ \d){1,3}"),
         ({"guided_regex": r"^\d{4}-\d{2}$"}, r"\d{4}-\d{2}"),
         ({"ebnf": GRAMMAR}, r"\d( \+ \d){1,3}"),
+        ({"grammar": GRAMMAR}, r"\d( \+ \d){1,3}"),
+        ({"response_format": {"type": "json_object", "schema": SCHEMA}},
+         r'\{"answer": "(yes|no)", "sure": (true|false)\}'),
     ],
 )  # fmt: skip
 def test_the_whole_text_matches(

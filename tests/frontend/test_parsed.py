@@ -364,7 +364,7 @@ def streamed_response(asked: Asked) -> Any:
             case [_, "done"] if "item" in event:
                 items[index] = event["item"]
             case ["response.function_call_arguments", "done"]:
-                assert event["arguments"] == texts[index]
+                assert event["arguments"] == texts.get(index, "")
             case [("response.output_text" | "response.reasoning_text"), "done"]:
                 assert event["text"] == texts.get(index, "")
         last = event
@@ -389,7 +389,7 @@ def message_of(stage: Stage, text: bytes, *, size: int, cut: bool, stream: bool)
 def streamed_message(asked: Asked) -> Any:
     message: Any = {}
     open_block: dict[str, Any] | None = None
-    pieces = ""
+    pieces = last_kind = ""
     for block in asked.blocks():
         event = orjson.loads(block.split("data: ", 1)[1])
         match event["type"]:
@@ -398,18 +398,16 @@ def streamed_message(asked: Asked) -> Any:
             case "content_block_start":
                 assert open_block is None
                 assert event["index"] == len(message["content"])
-                open_block, pieces = event["content_block"], ""
+                open_block, pieces, last_kind = event["content_block"], "", ""
                 message["content"].append(open_block)
             case "content_block_delta":
-                [piece] = [
-                    event["delta"][name]
-                    for name in ("text", "thinking", "partial_json")
-                    if name in event["delta"]
-                ]
+                last_kind = event["delta"].pop("type")
+                [piece] = event["delta"].values()
                 pieces += piece
             case "content_block_stop":
                 assert open_block is not None
                 kind = open_block["type"]
+                assert (last_kind == "signature_delta") == (kind == "thinking")
                 if kind == "tool_use":
                     open_block["input"] = as_input(pieces)
                 else:
