@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from fastserve.http1.message import Fields, RequestHead
 
 _READING = frozenset({State.NEW, State.IDLE, State.HEAD, State.BODY})
+# A client may pipeline thousands of requests: after so many it is the others' turn.
+_REQUESTS_AT_ONCE = 64
 
 
 class Connection(asyncio.Protocol):
@@ -86,16 +88,13 @@ class Connection(asyncio.Protocol):
         self._close_after_answer = False
         # Inside _advance: an answer given at once must not begin the next request by recursion.
         self._advancing = False
-        # What the transport is doing.
         self._writable = True
         self._reading_paused = False
         self._eof = False
         # Nothing can be said any more to a TLS client that has finished sending: loops close then.
         self._tls = False
         self._socket: peer.Socket | None = None
-        # What is due depends on the state.
         self._deadline = Deadline(self._loop, self._on_deadline)
-        # How much was waiting for the client when it was last looked at.
         self._unsent_bytes = 0
         # When a body is due that earns no time by coming fast.
         self._body_due_s = math.inf
@@ -215,8 +214,8 @@ class Connection(asyncio.Protocol):
     # What the acceptor calls, through Connections.
 
     def drain(self) -> None:
-        """Close at the next opportunity."""
-        if self._state is State.IDLE:
+        """Close at the next opportunity; what waits for its turn is that."""
+        if self._state is State.IDLE and not self._reader.buffered_bytes:
             self._close()
         elif self._state is State.NEW:
             # Its request may be on its way: a client that has just connected is not turned away.
@@ -233,8 +232,12 @@ class Connection(asyncio.Protocol):
         """Read and serve requests until something is missing, be it a byte or an answer."""
         self._advancing = True
         try:
-            while self._state in _READING and self._read():
-                pass
+            for _ in range(_REQUESTS_AT_ONCE):
+                if self._state not in _READING or not self._read():
+                    break
+            else:
+                self._pause_reading()  # what comes meanwhile would be read out of turn
+                self._loop.call_soon(self._take_turn)
         except ProtocolError as error:
             self._refuse(error)
         except Exception:
@@ -246,8 +249,14 @@ class Connection(asyncio.Protocol):
         finally:
             self._advancing = False
 
+    def _take_turn(self) -> None:
+        if self._state in _READING:
+            self._resume_reading()
+            self._advance()
+
     def _read(self) -> bool:
         """Take the next piece of a request; False if it is not there yet."""
+        head = None
         if self._state is not State.BODY:
             head = self._reader.next_head()
             if head is None:
@@ -260,16 +269,12 @@ class Connection(asyncio.Protocol):
             if refusal is not None:
                 self._respond_early(refusal)
                 return True
-            body = self._reader.next_body()
-            if body is None:
+        body = self._reader.next_body()
+        if body is None:
+            if head is not None:
                 self._wait_for_body(head)
-                self._hold_body()
-                return False
-        else:
-            body = self._reader.next_body()
-            if body is None:
-                self._hold_body()
-                return False
+            self._hold_body()
+            return False
         self._serve(body)
         return True
 

@@ -54,6 +54,14 @@ class Loop:
         self.now_s = 100.0
         self.timers: list[Timer] = []
         self.timers_made = 0
+        self.soon: list[Callable[[], None]] = []
+
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        self.soon.append(callback)
+
+    def run_soon(self) -> None:
+        while self.soon:
+            self.soon.pop(0)()
 
     def time(self) -> float:
         return self.now_s
@@ -236,6 +244,7 @@ class Wire:
     def send(self, *pieces: bytes) -> Wire:
         for piece in pieces:
             self.connection.data_received(piece)
+            self.loop.run_soon()
         return self
 
     @property
@@ -349,6 +358,27 @@ def test_pipelined_requests_are_answered_in_order() -> None:
 
 def test_thousands_in_one_packet_need_no_stack() -> None:
     assert len(Wire().send(GET * 5000).statuses()) == 5000
+
+
+def test_after_some_requests_it_is_the_turn_of_others() -> None:
+    wire = Wire()
+    wire.connection.data_received(GET * 150)
+    turns = [len(wire.statuses())]
+    while wire.loop.soon:
+        assert wire.transport.reading is False, "what comes later is read later"
+        wire.loop.soon.pop(0)()
+        turns.append(len(wire.statuses()))
+    assert turns == [64, 128, 150]
+    assert wire.transport.reading is True
+
+
+def test_whoever_waits_for_a_turn_is_served_before_the_connection_is_drained() -> None:
+    wire = Wire()
+    wire.connection.data_received(GET * 100)
+    wire.connection.drain()
+    wire.loop.run_soon()
+    assert len(wire.statuses()) > 64
+    assert set(wire.statuses()) == {200}
 
 
 def test_a_request_waits_for_the_answer_before_it() -> None:
