@@ -32,20 +32,21 @@ _SIMULATED_S = 4.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """CPU microseconds of each part. The defaults were measured as the comments say.
+    """CPU microseconds of each part. The defaults were measured by `--measure`, on two cores of a
+    virtual machine (AMD EPYC, family 25, 2.6 GHz; CPython 3.11).
 
-    On two cores of a virtual machine (AMD EPYC, family 25, 2.6 GHz; CPython 3.11), by
-    `python -m bench.scale --measure`: the acceptor and the engine process of a whole server under
-    load, at two concurrencies, which parts what is paid for each chunk from what is paid for each
-    message; the engine process alone with 10,000 requests on 1 and on 64 lanes.
+    The acceptor and the engine process of a whole server under load, at two concurrencies, which
+    parts what is paid for each chunk from what is paid for each message; the latter has in it that
+    a step finds the caches cold, also for the request or two that come with it. The engine process
+    alone with 10,000 requests, on 1 and on 64 lanes.
     """
 
-    acceptor_chunk: float = 10.5
-    acceptor_message: float = 250.0
-    acceptor_request: float = 150.0
-    engine_token: float = 0.22
-    engine_message: float = 92.0
-    engine_request: float = 30.0
+    acceptor_chunk: float = 8.3
+    acceptor_message: float = 2070.0
+    acceptor_request: float = 320.0
+    engine_token: float = 0.18
+    engine_message: float = 84.0
+    engine_request: float = 65.0
     # A C program that only writes prepared chunks, one by one: the kernel's part of a chunk.
     kernel_chunk: float = 5.8
 
