@@ -155,6 +155,10 @@ class MessageChunks:
         """The event that adds `text`."""
         return b"".join((_TEXT_HEAD, _dumps(text), _TEXT_TAIL))
 
+    def frame(self) -> tuple[bytes, bytes] | None:
+        """What is before and behind the text, a JSON string, in each event of `text`."""
+        return _TEXT_HEAD, _TEXT_TAIL
+
     def text_with(self, text: str, **_: object) -> bytes:
         """The same: this dialect cannot ask for more."""
         return self.text(text)
@@ -213,6 +217,9 @@ class MessagePartChunks(MessageChunks):
         """The events that add `text`."""
         begun = self._in_block("text", text="")
         return begun + self._delta({"type": "text_delta", "text": text})
+
+    def frame(self) -> None:
+        """None: a text may begin a block."""
 
     def reasoning(self, text: str, *, completion_tokens: int | None = None) -> bytes:
         """The events that add to a thought, which nobody has signed."""

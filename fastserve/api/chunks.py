@@ -28,6 +28,11 @@ DONE = b"data: [DONE]\n\n"
 _dumps = orjson.dumps
 
 
+def json_string(text: str) -> bytes:
+    """`text` as it stands in an event."""
+    return _dumps(text)
+
+
 class _Chunks:
     """The chunks of one choice, as far as both dialects have them in common.
 
@@ -86,6 +91,10 @@ class _Chunks:
     def text(self, text: str) -> bytes:
         """The event of a chunk that adds `text`."""
         return b"".join((self._text_head, _dumps(text), self._text_tail))
+
+    def frame(self) -> tuple[bytes, bytes] | None:
+        """What is before and behind the text, a JSON string, in each event of `text`."""
+        return self._text_head, self._text_tail
 
     def text_with(
         self,

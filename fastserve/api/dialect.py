@@ -35,6 +35,12 @@ class Chunks(Protocol):
 
     def text(self, text: str) -> bytes: ...
 
+    def frame(self) -> tuple[bytes, bytes] | None:
+        """What is before and behind the text, a JSON string, in each event of `text`.
+
+        None where no two are alike.
+        """
+
     def text_with(
         self,
         text: str,

@@ -96,6 +96,9 @@ class ResponseChunks:
             number,
         )
 
+    def frame(self) -> None:
+        """None: each event has its number, and the whole text is told again in the end."""
+
     def text_with(
         self, text: str, *, logprobs: Sequence[TokenText] | None = None, **_: object
     ) -> bytes:

@@ -10,6 +10,7 @@ from fastserve.frontend.whole import WholeChoice
 from fastserve.text.stream import TextStream
 
 if TYPE_CHECKING:
+    from fastserve.frontend.in_flight import Choice
     from fastserve.frontend.parsed import Parsing
     from fastserve.frontend.prepare import Prompt
     from fastserve.frontend.streams import Answer
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 def choice_of(
     answer: Answer, prompt: Prompt, *, request_id: RequestId, index: int, parsing: Parsing | None
-) -> StreamedChoice | WholeChoice:
+) -> Choice:
     """Choice `index` of an answer, which generates from `prompt`. `parsing` None: plain text."""
     request = answer.request
     text = TextStream(

@@ -5,8 +5,8 @@
     the body becomes a request          api.requests, in a thread when it is large
     the request becomes token ids       model.py: template and tokenizer
     each choice is submitted            lane.client
-    outputs come back by request id     on_outputs(), once per engine step
-    tokens become text and leave        streams.py
+    outputs come back by request id     in_flight.py, once per engine step
+    tokens become text and leave        there and in streams.py
 
 A client that goes away is told of by its connection, and its requests are aborted in that call.
 """
@@ -35,6 +35,7 @@ from fastserve.frontend import texts
 from fastserve.frontend.about import About
 from fastserve.frontend.choices import choice_of
 from fastserve.frontend.deadlines import Deadlines, Due, asked_timeout_s
+from fastserve.frontend.in_flight import InFlight
 from fastserve.frontend.kept import Kept
 from fastserve.frontend.off_loop import OffLoop
 from fastserve.frontend.prepare import (
@@ -49,15 +50,13 @@ from fastserve.frontend.prepare import (
 )
 from fastserve.frontend.refusals import error_response, not_allowed
 from fastserve.frontend.routes import MESSAGES, Route, Routes, error_words
-from fastserve.frontend.streams import Answer, StreamedChoice
-from fastserve.frontend.whole import WholeChoice, respond_empty
+from fastserve.frontend.streams import Answer
+from fastserve.frontend.whole import respond_empty
 from fastserve.http1.message import Response
 from fastserve.lane.messages import Abort, Submit, SubmitGroup
 from fastserve.log import get_logger
 from fastserve.metrics.catalog import (
     ADMISSION_REJECTIONS,
-    GENERATION_TOKENS,
-    LANE_DROPS,
     UNKNOWN_FIELDS,
 )
 
@@ -127,7 +126,7 @@ class Frontend:
         )
         self._refuse_unknown_fields = refuse_unknown_fields
         self._deadlines = Deadlines(loop, timeout_s=request_timeout_s)
-        self._choices: dict[int, StreamedChoice | WholeChoice] = {}
+        self._choices = InFlight(observer)
         self._answers: set[Answer] = set()
         # No more than there are requests in flight.
         self._aborts_held: list[RequestId] = []
@@ -390,56 +389,21 @@ class Frontend:
             answer.refuse(error)
             return
         for choice in answer.choices:
-            self._choices[choice.request_id] = choice
+            self._choices.add(choice)
         self._deadlines.add(answer)
         self.observer.submitted(answer, submits)
 
-    # ---- 5. What comes back, once per engine step. Hot path: see streams.py.
+    # ---- 5. What comes back, once per engine step. Hot path: see in_flight.py.
 
     def on_outputs(self, outputs: Outputs) -> None:
         """Give every delta to the choice that it belongs to."""
-        token_ids, counts = outputs.token_ids, outputs.counts
-        finishes, logprobs = outputs.finishes, outputs.logprobs
-        find = self._choices.get
-        now_s = time.monotonic()
-        # `told`: up to where tokens are counted. They are before an answer ends, so that whoever
-        # has all answers finds all their tokens in the metrics.
-        at = told = late = 0
-        if outputs.prompt_logprobs:
-            self._hear_prompts(outputs)
-        for index, request_id in enumerate(outputs.request_ids):
-            count = 1 if counts is None else counts[index]
-            tokens = token_ids[at : at + count]
-            at += count
-            choice = find(request_id)
-            if choice is None:  # aborted while this was on its way
-                told += count
-                late += 1
-                continue
-            finish = finishes.get(index)
-            if finish is not None:
-                self.meter.count(GENERATION_TOKENS, by=at - told)
-                told = at
-            try:
-                choice.push(tokens, finish, logprobs.get(index), now_s)
-            except Exception:
-                log.exception("rendering failed", id=choice.answer.exchange.request_id)
-                choice.answer.fail(FastserveError("internal error"))
-        self.meter.count(GENERATION_TOKENS, by=at - told)
-        if late:
-            self.meter.count(LANE_DROPS, "late", by=late)
-
-    def _hear_prompts(self, outputs: Outputs) -> None:
-        for index, logprobs in outputs.prompt_logprobs.items():
-            choice = self._choices.get(outputs.request_ids[index])
-            if choice is not None:
-                choice.hear_prompt(logprobs)
+        self._choices.on_outputs(outputs)
 
     # ---- 6. Ends: the Registry that streams.py knows, and the ends that come from elsewhere.
 
     def forget(self, request_id: RequestId) -> None:
         """Nothing more will come for this request."""
-        self._choices.pop(request_id, None)
+        self._choices.forget(request_id)
 
     def abort(self, request_ids: list[RequestId]) -> None:
         """Tell the engine to stop working on these."""

@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from fastserve.errors import ContextLengthExceeded, InvalidRequest
+from fastserve.frontend.pieces import Pieces
 from fastserve.text.chat_template import ChatTemplate
 from fastserve.text.reasoning import REASONING_FORMATS
 from fastserve.text.tokenizer import Tokenizer
@@ -65,6 +66,8 @@ class Model:
         self.reasoning_format = REASONING_FORMATS.get(reasoning_parser or "")
         self._thoughts_shown = self._showing(self.reasoning_format)
         self._parts_shown = self._showing(self.reasoning_format, self.tool_format)
+        self.pieces = Pieces(self.tokenizer.table, skip_special_tokens=True)
+        self.pieces_all = Pieces(self.tokenizer.table, skip_special_tokens=False)
         self._template: ChatTemplate | None = None
         template = chat_template or card.chat_template
         if template is not None:

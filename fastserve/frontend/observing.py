@@ -134,7 +134,7 @@ class Traces:
 class Observer:
     """Tells of one acceptor's requests. `recent` is its ring, `log_prompts` a setting.
 
-    `observe_gap` takes the seconds between two deltas of a stream: the one call for each token.
+    `observe_gaps` takes the seconds between two deltas of a stream, and of how many streams.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class Observer:
         log_prompts: bool = False,
     ) -> None:
         self.meter = meter
-        self.observe_gap = meter.timer(INTER_TOKEN_LATENCY)
+        self.observe_gaps = meter.timer(INTER_TOKEN_LATENCY)
         self.traces = Traces(tracer)
         self._recent = recent
         self._log_prompts = log_prompts

@@ -189,6 +189,9 @@ class ParsedChunks:
                 events.append(self._rendered(part, piece, None))
         return b"".join(events)
 
+    def frame(self) -> None:
+        """None: it depends on the parts."""
+
     def text_with(
         self,
         text: str,

@@ -1,9 +1,8 @@
-"""The path of a token, in the acceptor: a delta arrives, its text leaves, all in one call.
+"""A streamed answer: a delta arrives, its text leaves, all in one call.
 
-Hot path. For a plain stream `StreamedChoice.push` is a dictionary hit, a detokenization, one JSON
-string and one write; nothing is awakened and no object is made per token but the bytes that leave.
-What a client is not ready to take is merged into the next chunk, so a slow reader costs bounded
-memory. `bench/` shows what it costs.
+Nothing is awakened by a delta. What a client is not ready to take is merged into the next chunk, so
+a slow reader costs bounded memory. The chunks of most tokens are not made here (in_flight.py): a
+choice of plain text lends out what they are made of while there is nothing else to be done.
 
 An Answer is one exchange's generations; each of its choices is one request of the engine.
 """
@@ -16,13 +15,16 @@ from typing import TYPE_CHECKING
 from fastserve.api import responses
 from fastserve.errors import RequestTimeout
 from fastserve.frontend.engine_words import TokenTexts, failure_of, visible
+from fastserve.frontend.in_flight import NO_PIECES, Choice
 from fastserve.frontend.observing import Phases
+from fastserve.frontend.pieces import PIECE_BYTES_MAX
 from fastserve.frontend.refusals import error_response
 from fastserve.generation import ANSWERED, STOPPED, Finish, FinishReason
+from fastserve.http1.exchange import CHUNK_HEADS, CHUNK_TAIL
 from fastserve.metrics.catalog import ABORTS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from fastserve.api.dialect import Chunks, Dialect
     from fastserve.api.logprobs import TokenText
@@ -31,7 +33,6 @@ if TYPE_CHECKING:
     from fastserve.frontend.model import Model
     from fastserve.frontend.prepare import Prompt
     from fastserve.frontend.registry import Registry
-    from fastserve.frontend.whole import WholeChoice
     from fastserve.generation import RequestId, TokenLogprob
     from fastserve.http1.exchange import Exchange
     from fastserve.text.stream import TextStream
@@ -56,6 +57,7 @@ class Answer:
         "num_open",
         "parent_span_id",
         "phases",
+        "pieces",
         "pinged_s",
         "prompt_tokens",
         "received_s",
@@ -94,7 +96,8 @@ class Answer:
             as_ids=request.return_tokens_as_token_ids,
             skip_special_tokens=request.skip_special_tokens,
         )
-        self.choices: list[StreamedChoice | WholeChoice] = []
+        self.pieces = model.pieces if request.skip_special_tokens else model.pieces_all
+        self.choices: list[Choice] = []
         self.cached_tokens: dict[RequestId, int] = {}
         self.num_open = 0
         # The first ping comes after a whole interval, so that what fails at once has its status.
@@ -106,7 +109,7 @@ class Answer:
         """The requests that the engine still works on."""
         return [choice.request_id for choice in self.choices if choice.open]
 
-    def closing(self, choice: StreamedChoice | WholeChoice, *, abort: bool) -> bool:
+    def closing(self, choice: Choice, *, abort: bool) -> bool:
         """Note that `choice` has its end; return whether it was the last one open."""
         choice.open = False
         self.phases.last_token_s = time.monotonic()
@@ -202,31 +205,21 @@ class Answer:
         self.finished(status=499)
 
 
-class StreamedChoice:
+class StreamedChoice(Choice):
     """A choice whose text leaves as it comes."""
 
     __slots__ = (
         "_chunks",
         "_echo",
         "_exchange",
-        "_fast",
+        "_frame",
         "_held",
         "_held_ids",
         "_held_logprobs",
-        "_last_s",
-        "_observe_gap",
         "_plain",
         "_prompt",
         "_prompt_token_ids",
-        "_render",
         "_text",
-        "_to_text",
-        "answer",
-        "finish_reason",
-        "num_tokens",
-        "open",
-        "request_id",
-        "wrote_s",
     )
 
     def __init__(
@@ -239,33 +232,23 @@ class StreamedChoice:
         prompt_token_ids: Sequence[int] | None,
         prompt: Prompt,
     ) -> None:
+        super().__init__(answer, request_id=request_id, wrote_s=answer.received_s)
         request = answer.request
-        self.answer = answer
-        self.request_id = request_id
-        self.open = True
-        self.num_tokens = 0
-        self.finish_reason = ""
+        self._exchange = answer.exchange
         self._text = text
         self._chunks = chunks
         self._prompt_token_ids = prompt_token_ids
         self._prompt = prompt
         # Where its logprobs are wanted too, they come with the first token (hear_prompt).
         self._echo = prompt.echo if request.prompt_logprobs is None else ""
-        # What a plain stream needs for each token, at hand: each object on the way costs a miss of
-        # the processor's cache, since thousands of other streams are written in between.
-        self._exchange = answer.exchange
-        self._to_text = text.push
-        self._last_s = 0.0
-        self.wrote_s = answer.received_s
-        self._observe_gap = answer.registry.observer.observe_gap
-        self._render: Callable[[str], bytes] = chunks.text
         self._held = ""
         self._held_ids: list[int] = []
         self._held_logprobs: list[TokenText] = []
         self._plain = not (
             request.logprobs is not None or request.return_token_ids or request.continuous_usage
         )
-        self._fast = self._plain and not request.stop
+        # Of what its chunks are made by InFlight, in its better moments.
+        self._frame = chunks.frame() if self._plain and not request.stop else None
 
     def begin(self) -> bytes:
         """Return the events that come before the first token."""
@@ -285,44 +268,14 @@ class StreamedChoice:
         logprobs: list[TokenLogprob] | None,
         now_s: float,
     ) -> None:
-        """Take one delta: write its text, or hold it while the client is not ready.
-
-        Callables are put into locals first: CPython 3.11 calls those of slots the slow way.
-        """
-        last_s = self._last_s
-        if not last_s or finish is not None or not self._fast:
-            self._push_any(token_ids, finish, logprobs, now_s)
-            return
-        self._last_s = now_s
-        observe_gap, to_text, render = self._observe_gap, self._to_text, self._render
-        observe_gap(now_s - last_s)
-        self.num_tokens += len(token_ids)
-        text = to_text(token_ids)
-        if text:
-            exchange = self._exchange
-            if exchange.writable:
-                self.wrote_s = now_s
-                if self._held:
-                    text, self._held = self._held + text, ""
-                exchange.write(render(text))
-            else:
-                self._held += text
-
-    def _push_any(
-        self,
-        token_ids: list[int],
-        finish: Finish | None,
-        logprobs: list[TokenLogprob] | None,
-        now_s: float,
-    ) -> None:
-        """Take a delta that may be the first, the last, or anything but plain text."""
+        """Take one delta: write its text, or hold it while the client is not ready."""
         answer = self.answer
-        if self._last_s:
-            self._observe_gap(now_s - self._last_s)
+        if self.last_s:
+            answer.registry.observer.observe_gaps(now_s - self.last_s)
         elif not answer.phases.first_token_s:
             answer.phases.first_token(now_s, finish)
             start_stream(answer, failing=finish)
-        self._last_s = now_s
+        self.last_s = now_s
         self.num_tokens += len(token_ids)
         if finish is not None:
             answer.phases.finished(finish)
@@ -334,14 +287,43 @@ class StreamedChoice:
             self._end(text, STOPPED, abort=finish is None)
         elif finish is not None:
             self._end(text, finish, abort=False)
-        elif text:
-            if answer.exchange.writable:
-                self.wrote_s = now_s
-                if self._held:
-                    text, self._held = self._held + text, ""
-                answer.exchange.write(self._render(text) if self._plain else self._event(text))
-            else:
-                self._held += text
+        else:
+            if text:
+                self._tell(text, now_s)
+            if self._frame is not None:
+                self._settle(token_ids)
+
+    def _tell(self, text: str, now_s: float) -> None:
+        exchange = self._exchange
+        if not exchange.writable:
+            self._held += text
+            return
+        self.wrote_s = now_s
+        if self._held:
+            text, self._held = self._held + text, ""
+        exchange.write(self._event(text))
+
+    def _settle(self, token_ids: list[int]) -> None:
+        """Have the next chunks made by InFlight, unless something here waits for the next delta."""
+        pieces = self.answer.pieces
+        if len(token_ids) == 1:
+            pieces.learn(token_ids[0])
+        write_chunk = self._exchange.write_chunk
+        if write_chunk is None or self._held or self._text.pending or not self._exchange.writable:
+            self.pieces = NO_PIECES
+            return
+        if not self.frame_head:
+            assert self._frame is not None
+            self.frame_head, tail = self._frame
+            self.frame_tail = tail + CHUNK_TAIL
+            self.frame_bytes = len(self.frame_head) + len(tail)
+        if self.frame_bytes + PIECE_BYTES_MAX < len(CHUNK_HEADS):
+            self.write_chunk = write_chunk
+            self.pieces = pieces.ready
+
+    def pause(self) -> None:
+        """The client is not ready: hold what comes."""
+        self.pieces = NO_PIECES
 
     def release(self) -> bytes:
         """Return the event of what was held, if anything: the client is ready again."""
@@ -380,7 +362,7 @@ class StreamedChoice:
 
     def _event(self, text: str) -> bytes:
         if self._plain:
-            return self._render(text)
+            return self._chunks.text(text)
         request = self.answer.request
         event = self._chunks.text_with(
             text,
@@ -412,6 +394,11 @@ def start_stream(answer: Answer, *, failing: Finish | None) -> None:
         # One write for all: after the first of many the client might not be ready any more.
         answer.exchange.write(b"".join([choice.release() for choice in streamed]))
 
+    def pause() -> None:
+        for choice in streamed:
+            choice.pause()
+
     answer.exchange.on_writable = flush
+    answer.exchange.on_unwritable = pause
     if preface := b"".join([choice.begin() for choice in streamed]):
         answer.exchange.write(preface)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from fastserve.api import responses
+from fastserve.frontend.in_flight import Choice
 from fastserve.generation import ANSWERED, STOPPED, Finish, FinishReason
 from fastserve.http1.message import Response
 
@@ -19,10 +20,8 @@ if TYPE_CHECKING:
     from fastserve.text.stream import TextStream
 
 
-class WholeChoice:
+class WholeChoice(Choice):
     """A choice that is answered when it is complete."""
-
-    wrote_s: ClassVar[float] = 0.0
 
     __slots__ = (
         "_finish",
@@ -32,11 +31,6 @@ class WholeChoice:
         "_prompt",
         "_prompt_token_ids",
         "_text",
-        "answer",
-        "finish_reason",
-        "num_tokens",
-        "open",
-        "request_id",
     )
 
     def __init__(
@@ -48,11 +42,7 @@ class WholeChoice:
         prompt_token_ids: Sequence[int] | None,
         prompt: Prompt,
     ) -> None:
-        self.answer = answer
-        self.request_id = request_id
-        self.open = True
-        self.num_tokens = 0
-        self.finish_reason = ""
+        super().__init__(answer, request_id=request_id, wrote_s=0.0)
         self._text = text
         self._prompt = prompt
         self._parts = [prompt.echo]

@@ -154,7 +154,7 @@ class Connection(asyncio.Protocol):
         self._writable = False
         self._expect_progress()
         if self._exchange is not None:
-            self._exchange.writable = False
+            self._call(self._exchange.pause)
 
     def resume_writing(self) -> None:
         self._writable = True
@@ -162,9 +162,7 @@ class Connection(asyncio.Protocol):
             self._proceed()
         elif self._exchange is not None:
             self._deadline.clear()
-            self._exchange.writable = True
-            if self._exchange.on_writable is not None:
-                self._call(self._exchange.on_writable)
+            self._call(self._exchange.resume)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 -- asyncio's signature
         self._enter(State.CLOSED)

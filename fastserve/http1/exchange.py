@@ -33,6 +33,10 @@ _INTERIM_AT_LOOKS = frozenset({0, 4, 13, 63})
 # Within the first second one comment in a stream is enough.
 _EARLY_LOOKS = frozenset({1, 2, 3})
 
+# What begins a chunk (RFC 9112 7.1) of so many bytes.
+CHUNK_HEADS = tuple(b"%x\r\n" % size for size in range(1024))
+CHUNK_TAIL = b"\r\n"
+
 CLOSE = b"Connection: close\r\n"
 # RFC 9112 9.3: HTTP/1.0 persists only where both sides say so.
 _KEEP_ALIVE = b"Connection: keep-alive\r\n"
@@ -52,7 +56,7 @@ class Exchange:
     are still taken then, and are all held in memory. `ended`: no write does anything any more.
     `headers` are sent with whatever the answer is, beside its own.
     `on_disconnect` is called once if the client goes away before the answer has ended;
-    `on_writable` each time `writable` turns True again.
+    `on_unwritable` each time `writable` turns False, and `on_writable` when it turns True again.
     """
 
     __slots__ = (
@@ -66,6 +70,7 @@ class Exchange:
         "head",
         "headers",
         "on_disconnect",
+        "on_unwritable",
         "on_writable",
         "request_id",
         "writable",
@@ -86,6 +91,7 @@ class Exchange:
         self.writable = True
         self.ended = False
         self.on_disconnect: Callable[[], None] | None = None
+        self.on_unwritable: Callable[[], None] | None = None
         self.on_writable: Callable[[], None] | None = None
         self._connection = connection
         self._send = send
@@ -165,6 +171,14 @@ class Exchange:
         connection.cut(reset=not self._chunked)
 
     @property
+    def write_chunk(self) -> Callable[[bytes], None] | None:
+        """What takes a whole chunk, framed by the caller, until the answer has `ended`.
+
+        None where the answer is not a chunked stream that has begun.
+        """
+        return self._send if self._chunked and self._started else None
+
+    @property
     def started(self) -> bool:
         """Whether the head of a stream is out."""
         return self._started
@@ -184,6 +198,18 @@ class Exchange:
         elif look in _INTERIM_AT_LOOKS and self.head.minor == 1:
             self._send(CONTINUE)
 
+    def pause(self) -> None:
+        """The client does not take what it is sent."""
+        self.writable = False
+        if self.on_unwritable is not None:
+            self.on_unwritable()
+
+    def resume(self) -> None:
+        """It does again."""
+        self.writable = True
+        if self.on_writable is not None:
+            self.on_writable()
+
     def disconnect(self) -> None:
         """The client is gone: whatever is written from now on is dropped."""
         callback = self.on_disconnect
@@ -198,7 +224,7 @@ class Exchange:
 
     def _detach(self) -> None:
         self.ended = True
-        self.on_disconnect = self.on_writable = None
+        self.on_disconnect = self.on_unwritable = self.on_writable = None
         self._send = self._send_event = _drop
 
     def _connection_line(self, *, close: bool) -> bytes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from fastserve.metrics.catalog import (
     CODES,
@@ -23,8 +23,6 @@ from fastserve.metrics.catalog import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from fastserve.metrics.catalog import Counter, Histogram
 
 _CODE_INDEX = {code: index for index, code in enumerate(CODES)}
@@ -32,6 +30,12 @@ _ENDPOINT_INDEX = {endpoint: index for index, endpoint in enumerate(ENDPOINTS)}
 _OTHER_CODE = _CODE_INDEX["other"]
 _OTHER_ENDPOINT = _ENDPOINT_INDEX["other"]
 _HTTP_REQUESTS_AT = OFFSETS[HTTP_REQUESTS.name]
+
+
+class Observe(Protocol):
+    """Counts a value in a histogram, as if it had come so many `times`."""
+
+    def __call__(self, value: float, times: int = 1) -> None: ...
 
 
 class Meter:
@@ -69,14 +73,14 @@ class Meter:
         row[at + bisect_left(buckets, value)] += 1.0
         row[at + len(buckets) + 1] += value
 
-    def timer(self, histogram: Histogram) -> Callable[[float], None]:
-        """Return `observe` for one histogram, for where it is called for every token."""
+    def timer(self, histogram: Histogram) -> Observe:
+        """Return `observe` for one histogram, for where it is called often."""
         row, buckets, first = self._row, histogram.buckets, OFFSETS[histogram.name]
         sum_at = first + len(buckets) + 1
 
-        def observe(value: float) -> None:
-            row[first + bisect_left(buckets, value)] += 1.0
-            row[sum_at] += value
+        def observe(value: float, times: int = 1) -> None:
+            row[first + bisect_left(buckets, value)] += times
+            row[sum_at] += value * times
 
         return observe
 

@@ -41,6 +41,11 @@ class Detokenizer:
         self._pending = data[consumed:]
         return text
 
+    @property
+    def pending(self) -> bool:
+        """Whether the beginning of a character waits for the next token."""
+        return bool(self._pending)
+
     def flush(self) -> str:
         """The rest: U+FFFD for a character that was never completed, or nothing."""
         text = self._pending.decode(errors="replace")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class TextStream:
     """`push` tokens as they come, then `finish`; `stopped` is the stop string that ended it."""
 
-    __slots__ = ("_flush", "_matcher", "_push", "push")
+    __slots__ = ("_detokenizer", "_matcher", "_push", "push")
 
     def __init__(
         self,
@@ -32,9 +32,9 @@ class TextStream:
         table: TokenTable | None = None,
     ) -> None:
         """`table`: what the tokens are, if not what the tokenizer says."""
-        detokenizer = Detokenizer(table or tokenizer.table, skip_special_tokens=skip_special_tokens)
-        self._push = detokenizer.push
-        self._flush = detokenizer.flush
+        table = table or tokenizer.table
+        self._detokenizer = Detokenizer(table, skip_special_tokens=skip_special_tokens)
+        self._push = self._detokenizer.push
         self._matcher = StopMatcher(stops, include=include_stop) if stops else None
         # Without stops the detokenizer's own: this is called for every token.
         self.push: Callable[[Sequence[int]], str] = self._push_matched if stops else self._push
@@ -46,12 +46,17 @@ class TextStream:
 
     def finish(self) -> str:
         """The text still held back, when no more tokens come; "" if `stopped`."""
-        rest = self._flush()
+        rest = self._detokenizer.flush()
         if self._matcher is None:
             return rest
         # The rest may complete a stop, where a stop contains U+FFFD.
         rest = self._matcher.push(rest)
         return rest + self._matcher.flush()
+
+    @property
+    def pending(self) -> bool:
+        """Whether what comes next will be preceded by something that is held back."""
+        return self._detokenizer.pending or self._matcher is not None
 
     @property
     def stopped(self) -> str | None:

@@ -152,12 +152,10 @@ class Asked:
 
     def pause(self) -> None:
         """The client does not read: as a connection says it."""
-        self.exchange.writable = False
+        self.exchange.pause()
 
     def resume(self) -> None:
-        self.exchange.writable = True
-        if self.exchange.on_writable is not None:
-            self.exchange.on_writable()
+        self.exchange.resume()
 
 
 class Timer:
@@ -277,10 +275,21 @@ class Stage:
         return self.ask("/v1/chat/completions", **{"messages": messages} | fields)
 
     def request(
-        self, method: str, path: str, *, body: bytes = b"", headers: Sequence[str] = ()
+        self,
+        method: str,
+        path: str,
+        *,
+        body: bytes = b"",
+        headers: Sequence[str] = (),
+        version: str = "1.1",
     ) -> Asked:
         """Any request, refused by its head or served: as a connection does it."""
-        lines = [f"{method} {path} HTTP/1.1", "Host: x", f"Content-Length: {len(body)}", *headers]
+        lines = [
+            f"{method} {path} HTTP/{version}",
+            "Host: x",
+            f"Content-Length: {len(body)}",
+            *headers,
+        ]
         asked = Asked(("\r\n".join(lines) + "\r\n\r\n").encode(), body)
         refusal = self.frontend.check(asked.exchange.head)
         if refusal is not None:
@@ -302,7 +311,7 @@ class Stage:
             Outputs(
                 request_ids=[self.submits[request].request_id],
                 token_ids=list(tokens),
-                counts=[len(tokens)],
+                counts=None if len(tokens) == 1 else [len(tokens)],
                 finishes={} if finish is None else {0: finish},
                 logprobs={} if logprobs is None else {0: logprobs},
             )

@@ -85,18 +85,17 @@ def play(
     while any(queues):
         if slow and not asked.ended:
             (asked.pause if asked.exchange.writable else asked.resume)()
-        for request_id, queue in zip(ids, queues, strict=True):
-            if queue:
-                tokens, finish, told = queue.pop(0)
-                stage.frontend.on_outputs(
-                    Outputs(
-                        request_ids=[request_id],
-                        token_ids=list(tokens),
-                        counts=[len(tokens)],
-                        finishes={0: finish} if finish else {},
-                        logprobs={0: told} if told is not None else {},
-                    )
-                )
+        turn = [(each, *queue.pop(0)) for each, queue in zip(ids, queues, strict=True) if queue]
+        counts = [len(tokens) for _, tokens, _, _ in turn]
+        stage.frontend.on_outputs(
+            Outputs(
+                request_ids=[request_id for request_id, _, _, _ in turn],
+                token_ids=[token for _, tokens, _, _ in turn for token in tokens],
+                counts=None if counts == [1] * len(turn) else counts,
+                finishes={at: finish for at, (_, _, finish, _) in enumerate(turn) if finish},
+                logprobs={at: told for at, (_, _, _, told) in enumerate(turn) if told is not None},
+            )
+        )
     assert asked.ended
 
 
