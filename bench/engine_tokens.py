@@ -88,7 +88,7 @@ def measure(*, running: int, seconds: float, lanes: int = 1) -> dict[str, float]
 def _wait_ready(client: LaneClient) -> None:
     while True:
         select.select([client.fd], [], [], 0.1)
-        for message in client.receive(messages_max=1000):
+        for message in chain.from_iterable(client.receive(frames_max=1000)):
             if isinstance(message, Heartbeat) and message.ready:
                 return
 
@@ -108,7 +108,8 @@ def _count(
     began_s, cpu_began_s = time.monotonic(), sum(engine.cpu_times()[:2])
     while time.monotonic() - began_s < seconds:
         select.select([client.fd for client in clients], [], [], 0.05)
-        for message in chain.from_iterable(one.receive(messages_max=1000) for one in clients):
+        frames = chain.from_iterable(one.receive(frames_max=1000) for one in clients)
+        for message in chain.from_iterable(frames):
             if isinstance(message, Outputs):
                 messages += 1
                 tokens += len(message.token_ids)

@@ -9,8 +9,10 @@ from __future__ import annotations
 import base64
 import enum
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NewType
+
+import msgspec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,8 +58,7 @@ class Grammar:
     param: str = "grammar"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingParams:
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """How the next token is chosen, and when to stop. Already validated; every field is definite.
 
     `temperature` 0 is greedy. `top_k` 0, `top_p` 1, `min_p` 0 and penalties at their defaults are
@@ -78,7 +79,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     seed: int | None = None
-    logit_bias: dict[int, float] = field(default_factory=dict)
+    logit_bias: dict[int, float] = msgspec.field(default_factory=dict)
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
@@ -87,8 +88,7 @@ class SamplingParams:
     priority: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenLogprob:
+class TokenLogprob(msgspec.Struct, frozen=True, kw_only=True):
     """The logarithm of a chosen token's probability, and the `top` (id, logprob) pairs, best first.
 
     Of the model's distribution before temperature and penalties, as OpenAI's are.
@@ -113,8 +113,7 @@ class Refusal:
     retry_after_s: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finish:
+class Finish(msgspec.Struct, frozen=True, kw_only=True):
     """How a request ended. `stop_token_id`: the stop id that ended it (None: EOS or other).
 
     The id that ended a request is the last of its tokens, and counts as one of them. With ERROR,

@@ -10,7 +10,6 @@ asked later, by `check_vocabulary` and `sampling`.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
 import msgspec
@@ -217,7 +216,7 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
         if not self.must_call:
             return sampling
         grammar = grammar_of(self.tools, self.tool_choice, parallel=self.parallel_tool_calls)
-        return replace(sampling, grammar=grammar)
+        return msgspec.structs.replace(sampling, grammar=grammar)
 
 
 class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):

@@ -45,6 +45,9 @@ if TYPE_CHECKING:
 
 log = get_logger("engine")
 
+# Whoever has taken the messages that were there need not look again so soon.
+_JUST_S = 0.0002
+
 
 class EngineCore:
     """Drives one adapter for every lane; run() returns when the supervisor says so, or is gone."""
@@ -72,6 +75,7 @@ class EngineCore:
         self._card: ModelCard | None = None
         self._ready = False
         self._stopping = False
+        self._served_s = 0.0
         self._steps = 0
 
     def start(self) -> None:
@@ -93,8 +97,9 @@ class EngineCore:
         """Receive, step, send -- until told to stop."""
         while not self._stopping:
             if self._engine.has_work():
-                self._pump()
                 began_s = time.monotonic()
+                if began_s - self._served_s > _JUST_S:
+                    self._pump()
                 step = self._engine.step(self._pump)
                 took_s = time.monotonic() - began_s
                 self._deliver(step)
@@ -127,9 +132,11 @@ class EngineCore:
         """
         if self._receive():
             timeout_s = 0.0
-        now_s = time.monotonic()
+        now_s = self._served_s = time.monotonic()
         self._beat(now_s)
         wait_s = max(min(timeout_s, self._heartbeat_due_s - now_s), 0.0)
+        if wait_s:
+            self._lanes.send_gathered()
         control_fd = self._control.fileno()
         readable: list[int] = select.select((self._lanes.fd, control_fd, *fds), (), (), wait_s)[0]
         if control_fd in readable:

@@ -42,14 +42,16 @@ class Figures:
     def __init__(self, meter: Meter) -> None:
         self._meter = meter
         self._queries = self._hits = 0
+        # Since the last heartbeat; how long the last one took.
+        self._steps = 0
+        self._last_step_s = 0.0
         self._observe_step = meter.timer(ENGINE_STEP_TIME)
         self._observe_batch = meter.timer(ENGINE_BATCH_SIZE)
 
     def step(self, took_s: float, *, batch_size: int) -> None:
         """A step has ended that gave `batch_size` requests a token."""
-        meter = self._meter
-        meter.count(ENGINE_STEPS)
-        meter.set(LAST_STEP_TIME, took_s)
+        self._steps += 1
+        self._last_step_s = took_s
         self._observe_step(took_s)
         if batch_size:
             self._observe_batch(batch_size)
@@ -65,6 +67,9 @@ class Figures:
     def beat(self, heartbeat: Heartbeat, lanes: LaneServer) -> None:
         """Say how things are, with every heartbeat."""
         meter = self._meter
+        meter.count(ENGINE_STEPS, by=self._steps)
+        self._steps = 0
+        meter.set(LAST_STEP_TIME, self._last_step_s)
         meter.set(ENGINE_UP, float(heartbeat.ready))
         meter.set(NUM_RUNNING, heartbeat.num_running)
         meter.set(NUM_WAITING, heartbeat.num_waiting)

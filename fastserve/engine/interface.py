@@ -13,8 +13,10 @@ Knows nothing of lanes, sockets, HTTP or text.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
+
+import msgspec
 
 from fastserve.errors import InvalidRequest
 from fastserve.generation import Finish, FinishReason
@@ -37,8 +39,7 @@ class Pump(Protocol):
     def __call__(self, *, fd: int | None = None, timeout_s: float = 0.0) -> bool: ...
 
 
-@dataclass(slots=True)
-class StepOutputs:
+class StepOutputs(msgspec.Struct):
     """What one step added, in columns, over all lanes: see lane.messages.Outputs.
 
     `request_ids[i]` gets the next `counts[i]` of `token_ids` (`counts` None: one each), and nothing
@@ -47,12 +48,12 @@ class StepOutputs:
     SamplingParams.logprobs is set, and is not there where it is not.
     """
 
-    request_ids: list[int] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
+    request_ids: list[int] = msgspec.field(default_factory=list)
+    token_ids: list[int] = msgspec.field(default_factory=list)
     counts: list[int] | None = None
-    finishes: dict[int, Finish] = field(default_factory=dict)
-    logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
-    prompt_logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
+    finishes: dict[int, Finish] = msgspec.field(default_factory=dict)
+    logprobs: dict[int, list[TokenLogprob]] = msgspec.field(default_factory=dict)
+    prompt_logprobs: dict[int, list[TokenLogprob]] = msgspec.field(default_factory=dict)
 
     def end(self, request_id: int, finish: Finish) -> None:
         """End a request without a token, which takes a column of counts."""

@@ -53,8 +53,8 @@ log = get_logger("acceptor")
 # A successor that is not ready by then accepts all the same: a refusal is better than no answer.
 _SUCCESSOR_ACCEPTS_S = 3.0
 
-# Of one turn of the event loop. What they write to one connection leaves in one system call.
-_MESSAGES_MAX = 16
+# Of one turn of the event loop.
+_FRAMES_MAX = 16
 
 _LOOK_INTERVAL_S = 0.25
 
@@ -216,10 +216,11 @@ class Acceptor:
 
     def _on_lane(self) -> None:
         received = 0
-        for message in self._lane.receive(messages_max=_MESSAGES_MAX):
+        for messages in self._lane.receive(frames_max=_FRAMES_MAX):
             received += 1
-            self._on_message(message)
-        if received == _MESSAGES_MAX:
+            for message in messages:
+                self._on_message(message)
+        if received == _FRAMES_MAX:
             # An engine that is ahead of us must not keep the loop from everything else.
             self._loop.call_soon(self._on_lane)
 

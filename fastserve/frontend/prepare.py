@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from fastserve.api.anthropic_answers import MessagesDialect
 from fastserve.api.anthropic_requests import parse_messages
@@ -42,8 +43,7 @@ def packed(token_ids: list[int]) -> Sequence[int]:
     return token_ids if len(token_ids) < PACKED_MIN else array("I", token_ids)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prompt:
+class Prompt(msgspec.Struct, frozen=True, kw_only=True):
     """One prompt in tokens. `echo` is the text that is repeated before its answer, if any.
 
     The first `num_unechoed` tokens are not in that, nor are control tokens unless `echo_control`.
@@ -55,8 +55,7 @@ class Prompt:
     echo_control: bool = True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
+class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     """A validated request that is ready for the engine, and the dialect of its answer.
 
     `parsing`: how the answer is parsed, if it is not plain text. `embeds`: it is no text at all.

@@ -108,22 +108,23 @@ class LaneClient:
                 self._ingress.send(self._codec.encode_all(self._outgoing), zmq.NOBLOCK)
                 self._outgoing = []
 
-    def receive(self, *, messages_max: int) -> Iterator[ToAcceptor]:
-        """Yield the messages that are waiting; count and drop what we did not sign.
+    def receive(self, *, frames_max: int) -> Iterator[list[ToAcceptor]]:
+        """Yield what is in each frame that is waiting; count and drop what we did not sign.
 
-        Whoever got `messages_max` must come again: the descriptor will not say that more wait.
+        Whoever got `frames_max` must come again: the descriptor will not say that more wait.
         """
         if self._outputs.closed:
             return
-        for _ in range(messages_max):
+        for _ in range(frames_max):
             # Asking first costs a tenth of the exception.
             if not cast("int", self._outputs.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
                 return
             frame = self._outputs.recv(zmq.NOBLOCK)
             try:
-                yield cast("ToAcceptor", self._codec.decode(frame))
+                yield cast("list[ToAcceptor]", self._codec.decode_all(frame))
             except BadFrame:
                 self.bad_frames += 1
+                yield []
 
     def take_bad_frames(self) -> int:
         """Return how many frames were dropped since the last call."""

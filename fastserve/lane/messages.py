@@ -8,8 +8,10 @@ Knows nothing of bytes (codec.py) or sockets (client.py, server.py).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,8 +19,7 @@ if TYPE_CHECKING:
     from fastserve.generation import Finish, ModelCard, RequestId, SamplingParams, TokenLogprob
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Submit:
+class Submit(msgspec.Struct, frozen=True, kw_only=True):
     """Acceptor -> engine: generate. Answered by Outputs, of which the last finishes the request.
 
     `embed`: make an embedding instead, which comes with the finish; `sampling` then says nothing.
@@ -36,8 +37,7 @@ class Submit:
     embed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class SubmitGroup:
+class SubmitGroup(msgspec.Struct, frozen=True):
     """Acceptor -> engine: generate all of these, or none. Answered as each Submit is.
 
     They are one exchange's. Which of them there is no room for is decided for all at once.
@@ -46,8 +46,7 @@ class SubmitGroup:
     submits: list[Submit]
 
 
-@dataclass(frozen=True, slots=True)
-class Abort:
+class Abort(msgspec.Struct, frozen=True):
     """Acceptor -> engine: the client has gone. Not answered; no harm if already finished."""
 
     request_ids: list[RequestId]
@@ -84,8 +83,7 @@ class Detach:
     incarnation: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outputs:
+class Outputs(msgspec.Struct, frozen=True, kw_only=True):
     """Engine -> acceptor: what one step added to the requests of this lane, in columns.
 
     `request_ids[i]` gets the next `counts[i]` of `token_ids` (`counts` None: one each).
@@ -97,9 +95,9 @@ class Outputs:
     request_ids: list[int]
     token_ids: list[int]
     counts: list[int] | None = None
-    finishes: dict[int, Finish] = field(default_factory=dict)
-    logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
-    prompt_logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
+    finishes: dict[int, Finish] = msgspec.field(default_factory=dict)
+    logprobs: dict[int, list[TokenLogprob]] = msgspec.field(default_factory=dict)
+    prompt_logprobs: dict[int, list[TokenLogprob]] = msgspec.field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,9 @@ No send ever blocks the engine. What a full lane does not take is held here; a l
 full for `full_timeout_s`, or has as many frames held as it has in flight, is given up: its acceptor
 is stopped or dead.
 
+A frame costs each side more than a few tokens do. An engine whose steps take less than a
+millisecond has those of one millisecond leave together, unless it has nothing else to do.
+
 Knows nothing of the engine core, which decides what a message means.
 """
 
@@ -26,16 +29,23 @@ if TYPE_CHECKING:
     from fastserve.lane.messages import ToAcceptor, ToEngine
 
 
-class Outlet:
-    """One reader, such as an attached acceptor: the socket that goes to it, and the frames that the
-    socket did not take yet."""
+# After a frame, how long the next message waits for company.
+_COMPANY_S = 0.001
+COMPANY_MESSAGES_MAX = 256
 
-    __slots__ = ("full_since_s", "held", "incarnation", "socket")
+
+class Outlet:
+    """One reader, such as an attached acceptor: the socket that goes to it, the frames that the
+    socket did not take yet, and the messages that are `gathered` for the next."""
+
+    __slots__ = ("full_since_s", "gathered", "held", "incarnation", "sent_s", "socket")
 
     def __init__(self, socket: zmq.Socket[bytes], *, incarnation: int) -> None:
         self.socket = socket
         self.incarnation = incarnation
         self.held: deque[bytes] = deque()
+        self.gathered: list[ToAcceptor] = []
+        self.sent_s = 0.0
         self.full_since_s = 0.0
 
     def send(self, frame: bytes) -> None:
@@ -83,6 +93,8 @@ class LaneServer:
         self._in_flight_frames_max = in_flight_frames_max
         self._full_timeout_s = full_timeout_s
         self._lanes: dict[int, Outlet] = {}
+        # Whether any of them may have something held or gathered.
+        self._unsent = False
         self._context = zmq.Context()
         self._ingress = self._context.socket(zmq.PULL)
         self._ingress.set_hwm(in_flight_frames_max)
@@ -135,12 +147,36 @@ class LaneServer:
             closed.socket.close(linger=0)
 
     def send(self, lane: int, message: ToAcceptor) -> None:
-        """Send, or hold while the lane is full. A lane that is not attached drops the message."""
+        """Send, or hold while the lane is full. A lane that is not attached drops the message.
+
+        Until `send_gathered` it may wait for others, for a millisecond.
+        """
         target = self._lanes.get(lane)
         if target is None:
             self.frames_not_attached += 1
             return
-        target.send(self._codec.encode(message))
+        target.gathered.append(message)
+        now_s = time.monotonic()
+        is_due = now_s - target.sent_s >= _COMPANY_S
+        if is_due or len(target.gathered) >= COMPANY_MESSAGES_MAX:
+            self._send_gathered(target, now_s)
+        else:
+            self._unsent = True
+
+    def send_gathered(self) -> None:
+        """Let nothing wait for company any more; to be called before every wait."""
+        if self._unsent:
+            for lane in self._lanes.values():
+                if lane.gathered:
+                    self._send_gathered(lane, time.monotonic())
+
+    def _send_gathered(self, target: Outlet, now_s: float) -> None:
+        frame = self._codec.encode_all(target.gathered)
+        target.gathered.clear()
+        target.sent_s = now_s
+        target.send(frame)
+        if target.held:
+            self._unsent = True
 
     def send_all(self, message: ToAcceptor) -> None:
         """Send `message` to every attached lane."""
@@ -162,19 +198,25 @@ class LaneServer:
         return drops
 
     def flush(self) -> list[int]:
-        """Send what is held; return the lanes that have been full for too long."""
-        now_s = time.monotonic()
+        """Send what is held or due; return the lanes that have been full for too long."""
+        if not self._unsent:
+            return []
         stalled = []
+        now_s = time.monotonic()
         for number, lane in self._lanes.items():
+            if lane.gathered and now_s - lane.sent_s >= _COMPANY_S:
+                self._send_gathered(lane, now_s)
             if lane.held:
                 lane.flush(now_s)
                 overdue = now_s - lane.full_since_s > self._full_timeout_s
                 if lane.held and (overdue or len(lane.held) > self._in_flight_frames_max):
                     stalled.append(number)
+        self._unsent = any(lane.held or lane.gathered for lane in self._lanes.values())
         return stalled
 
     def close(self, *, linger_ms: int = 200) -> None:
         """Close every socket; what is queued has `linger_ms` to leave."""
+        self.send_gathered()
         for lane in self._lanes.values():
             lane.socket.close(linger=linger_ms)
         self._lanes.clear()

@@ -7,6 +7,7 @@ import select
 import threading
 import time
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import pytest
@@ -211,7 +212,7 @@ def read(client: LaneClient, *, until: Callable[[list[object]], bool]) -> list[o
     while not until(messages):
         assert time.monotonic() < give_up_s, messages
         select.select([client.fd], [], [], 0.05)
-        messages += list(client.receive(messages_max=1000))
+        messages += chain.from_iterable(client.receive(frames_max=1000))
     return messages
 
 

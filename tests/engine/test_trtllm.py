@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
 from fastserve.engine.adapters.trtllm import TensorRTLLMEngine
@@ -178,7 +179,7 @@ def test_a_trace_is_handed_on_where_the_library_takes_it(
         monkeypatch.setattr(library.LLM, "generate_async", with_trace)
     headers = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
     with loaded(model) as (engine, llm):
-        request_of(engine, llm, dataclasses.replace(submit(), trace_headers=headers))
+        request_of(engine, llm, msgspec.structs.replace(submit(), trace_headers=headers))
         request_of(engine, llm, submit(TWO))
     assert given == ([headers, None] if takes else [])
 
@@ -430,9 +431,11 @@ def test_a_bias_is_one_number_for_each_logit(model: Path) -> None:
         pytest.param(submit(stop_token_ids=(-1,)), "stop_token_ids", id="stop at no token"),
         pytest.param(submit(top_k=2_000_000), None, id="what the library's own check refuses"),
         pytest.param(
-            dataclasses.replace(submit(), prompt_token_ids=[VOCAB_SIZE]), "prompt", id="no token"
+            msgspec.structs.replace(submit(), prompt_token_ids=[VOCAB_SIZE]),
+            "prompt",
+            id="no token",
         ),
-        pytest.param(dataclasses.replace(submit(), sim={}), "sim", id="a script"),
+        pytest.param(msgspec.structs.replace(submit(), sim={}), "sim", id="a script"),
         pytest.param(submit(prompt_logprobs=0), "logprobs", id="logprobs of a prompt"),
         pytest.param(submit(priority=-1), "priority", id="out of its turn"),
     ],

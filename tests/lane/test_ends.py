@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import select
 import time
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,7 +15,7 @@ from fastserve.generation import RequestId
 from fastserve.lane.client import LaneClient, ingress_address
 from fastserve.lane.codec import Codec
 from fastserve.lane.messages import Abort, Attach, Detach, Heartbeat, Outputs
-from fastserve.lane.server import LaneServer
+from fastserve.lane.server import COMPANY_MESSAGES_MAX, LaneServer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -57,9 +58,10 @@ def received(end: LaneServer | LaneClient, *, number: int) -> list[object]:
     deadline_s = time.monotonic() + DEADLINE_S
     while len(messages) < number and time.monotonic() < deadline_s:
         select.select([end.fd], [], [], 0.05)
-        messages += list(
-            end.receive(messages_max=1000) if isinstance(end, LaneClient) else end.receive()
-        )
+        if isinstance(end, LaneClient):
+            messages += chain.from_iterable(end.receive(frames_max=1000))
+        else:
+            messages += end.receive()
     return messages
 
 
@@ -76,6 +78,7 @@ def test_a_client_attaches_and_both_ways_carry(server: LaneServer, client: LaneC
     outputs = [Outputs(request_ids=[n], token_ids=[n]) for n in range(5)]
     for each in outputs:
         server.send(3, each)
+    server.send_gathered()
     assert received(client, number=5) == outputs
     client.send(Abort([RequestId(7)]))
     assert received(server, number=1) == [Abort([RequestId(7)])]
@@ -153,7 +156,7 @@ def test_what_was_held_arrives_in_order_once_there_is_room(
     messages: list[object] = []
     deadline_s = time.monotonic() + DEADLINE_S
     while len(messages) < len(outputs) and time.monotonic() < deadline_s:
-        messages += list(client.receive(messages_max=1000))
+        messages += chain.from_iterable(client.receive(frames_max=1000))
         server.flush()
     assert messages == outputs
 
@@ -201,6 +204,53 @@ def test_a_message_waits_for_company_no_longer_than_a_moment(
     client.close()
 
 
+def test_what_is_sent_within_a_millisecond_of_a_frame_leaves_in_the_next(
+    server: LaneServer, client: LaneClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attached(server, client)
+    now_s = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    steps = [Outputs(request_ids=[n], token_ids=[n]) for n in range(6)]
+    for each in steps[:4]:
+        server.send(3, each)
+        now_s += 0.0003
+    assert server.flush() == []  # nothing is due yet
+    now_s += 0.0002
+    assert server.flush() == []
+    server.send(3, steps[4])
+    server.send_gathered()  # there will be no more
+    server.send_gathered()
+    now_s += 0.0011
+    server.send(3, steps[5])
+    monkeypatch.undo()
+    assert [client._codec.decode_all(frame) for frame in frames_to(client)] == [
+        steps[:1],
+        steps[1:4],
+        steps[4:5],
+        steps[5:],
+    ]
+
+
+def test_company_has_a_limit(
+    server: LaneServer, client: LaneClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attached(server, client)
+    monkeypatch.setattr(time, "monotonic", lambda: 100.0)
+    step = Outputs(request_ids=[1], token_ids=[1])
+    for _ in range(1 + COMPANY_MESSAGES_MAX + 1):
+        server.send(3, step)
+    monkeypatch.undo()
+    sizes = [len(client._codec.decode_all(frame)) for frame in frames_to(client)]
+    assert sizes == [1, COMPANY_MESSAGES_MAX]
+
+
+def frames_to(client: LaneClient) -> list[bytes]:
+    frames: list[bytes] = []
+    while client._outputs.poll(200):
+        frames.append(client._outputs.recv())
+    return frames
+
+
 def patient_client(run_directory: Path, later: list[Callable[[], None]]) -> LaneClient:
     return LaneClient(
         lane=4,
@@ -231,4 +281,4 @@ def test_a_closed_end_takes_and_gives_nothing(client: LaneClient) -> None:
     client.close()
     with pytest.raises(Overloaded, match="ending"):
         client.send(Abort([RequestId(1)]))
-    assert list(client.receive(messages_max=1)) == []
+    assert list(client.receive(frames_max=1)) == []

@@ -332,7 +332,9 @@ class SimEngine:
         if request.submit.sampling.prompt_logprobs is not None and request.done == 1:
             step.prompt_logprobs[index] = self._prompt_logprobs(request)
         if finish is not None:
-            step.finishes[index] = dataclasses.replace(finish, queue_time_s=request.queue_time_s)
+            step.finishes[index] = msgspec.structs.replace(
+                finish, queue_time_s=request.queue_time_s
+            )
             del self._running[request.id]
 
     def _logprob(self, request: _Request, token: int) -> TokenLogprob:

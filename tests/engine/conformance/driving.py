@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 import select
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from fastserve.generation import RequestId, SamplingParams
 from fastserve.lane.messages import Submit
@@ -153,4 +155,4 @@ def _without_measures(finish: Finish) -> Finish:
     """How a request ended, less what depends on the hour and on who came before."""
     assert finish.queue_time_s >= 0
     assert finish.cached_tokens >= 0
-    return replace(finish, queue_time_s=0.0, cached_tokens=0)
+    return msgspec.structs.replace(finish, queue_time_s=0.0, cached_tokens=0)
