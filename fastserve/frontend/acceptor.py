@@ -28,6 +28,7 @@ from fastserve.frontend.observing import Observer
 from fastserve.frontend.preparer import Preparer
 from fastserve.frontend.response_store import FOLDER, ResponseStore, StoreLimits
 from fastserve.frontend.state import ServingState
+from fastserve.frontend.tokens_first import TokensFirst
 from fastserve.frontend.tracing import Tracer
 from fastserve.http1.connection import Connection
 from fastserve.http1.connections import Connections
@@ -91,6 +92,7 @@ class Acceptor:
         self._stop = asyncio.Event()
         self._told_to_drain: Drain | None = None
         self._ready = False
+        self._receiving = False
         self._failure: StartError | None = None
         self._beginning: asyncio.Task[None] | None = None
         slot = arguments.board.slot(arguments.lane)
@@ -132,7 +134,10 @@ class Acceptor:
             preparer=self._preparer,
             off_process_bytes_min=arguments.http.off_process_bytes_min,
         )
-        self._app = Metered(_guarded(self._frontend, arguments.access), self._meter)
+        self._app = TokensFirst(
+            Metered(_guarded(self._frontend, arguments.access), self._meter),
+            look=self._look_at_lane,
+        )
         self._limits = _limits_of(arguments.http)
         self._accepting = Accepting(
             arguments.listeners,
@@ -214,12 +219,22 @@ class Acceptor:
         self._lane = self._frontend.engine = self._attach(incarnation)
         self._state.liveness.begin_again()
 
+    def _look_at_lane(self) -> None:
+        """Take what has come meanwhile, unless that is what we are doing: an answer that ends may
+        be followed by a request that has waited for it on its connection."""
+        if not self._receiving and self._lane.readable:
+            self._on_lane()
+
     def _on_lane(self) -> None:
         received = 0
-        for messages in self._lane.receive(frames_max=_FRAMES_MAX):
-            received += 1
-            for message in messages:
-                self._on_message(message)
+        self._receiving = True
+        try:
+            for messages in self._lane.receive(frames_max=_FRAMES_MAX):
+                received += 1
+                for message in messages:
+                    self._on_message(message)
+        finally:
+            self._receiving = False
         if received == _FRAMES_MAX:
             # An engine that is ahead of us must not keep the loop from everything else.
             self._loop.call_soon(self._on_lane)

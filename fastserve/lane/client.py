@@ -81,6 +81,13 @@ class LaneClient:
         """Readable when messages may be waiting (edge-triggered)."""
         return cast("int", self._outputs.getsockopt(zmq.FD))
 
+    @property
+    def readable(self) -> bool:
+        """Whether messages are waiting."""
+        if self._outputs.closed:
+            return False
+        return bool(cast("int", self._outputs.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+
     def send(self, message: ToEngine) -> None:
         """Queue `message` for the engine. Raises Overloaded when the queue is full, or closed."""
         if self._ingress.closed:
@@ -113,11 +120,8 @@ class LaneClient:
 
         Whoever got `frames_max` must come again: the descriptor will not say that more wait.
         """
-        if self._outputs.closed:
-            return
         for _ in range(frames_max):
-            # Asking first costs a tenth of the exception.
-            if not cast("int", self._outputs.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            if not self.readable:  # asking first costs a tenth of the exception
                 return
             frame = self._outputs.recv(zmq.NOBLOCK)
             try:

@@ -86,6 +86,8 @@ class ChatTemplate:
             line = getattr(error, "lineno", None)
             where = f"line {line}: " if line else ""
             raise StartError(f"the model's chat template is faulty: {where}{error}") from error
+        # As one mapping and not a chain of two, which each render would copy item by item.
+        self._template.globals = dict(self._template.globals)
         # Whether the template has a place for tools: one that has not leaves them out in silence.
         self.takes_tools = "tools" in names
         self._constants = {"bos_token": bos_token, "eos_token": eos_token}
@@ -141,10 +143,19 @@ class _Refused(Exception):
     """A template said no, or went past a limit; the message is for the client."""
 
 
+_DICT_ATTRIBUTES = frozenset(dir(dict))
+
+
 class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
     """Jinja's sandbox, without the operators that make much out of little."""
 
     intercepted_binops = frozenset({"*", "**"})
+
+    def getattr(self, obj: Any, attribute: str) -> Any:  # noqa: ANN401 (as call_binop)
+        # `message.role`, which Jinja looks for among attributes first: no dict has it there.
+        if type(obj) is dict and attribute in obj and attribute not in _DICT_ATTRIBUTES:
+            return obj[attribute]
+        return super().getattr(obj, attribute)
 
     def call_binop(
         self,

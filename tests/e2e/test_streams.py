@@ -458,3 +458,13 @@ def _logprobs_of(answers: list[Any]) -> list[Any]:
 
 def _is_text(raw: bytes) -> bool:
     return BAD not in raw.decode(errors="replace")
+
+
+def test_requests_on_one_connection_are_answered_in_turn(sim: Server) -> None:
+    """Each waits for the one before it, which ends while tokens of others are being handed out."""
+    texts = [f"answer {number} ends" for number in range(30)]
+    with Wire(sim.port) as wire:
+        for text in texts:
+            wire.complete(ids_of(text), stream=True)
+        assert [wire.text() for _ in texts] == texts
+    assert_settled(sim)
