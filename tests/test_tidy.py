@@ -131,7 +131,11 @@ OWNERS: dict[str, set[str]] = {
         "control.py",
         "engine/adapters/sim.py",
         "engine/adapters/trtllm.py",
+        "engine/interface.py",
         "engine/trtllm_api.py",
+        "frontend/prepare.py",
+        "generation.py",
+        "lane/messages.py",
     },
     "multiprocessing": {
         "binary/entry.py",

@@ -1,7 +1,8 @@
 """What crosses a lane: every message, who sends it to whom, and what answers it.
 
 Requests and tokens as numbers, never text. A message of tokens is in columns, so that a step's
-outputs for a lane cost one message whatever their number.
+outputs for a lane cost one message whatever their number. What there are many of is a Struct: a
+frozen dataclass sets its fields one by one, which takes ten times as long.
 
 Knows nothing of bytes (codec.py) or sockets (client.py, server.py).
 """
