@@ -1,9 +1,10 @@
 """A `tokenizer.json` from the metadata of a GGUF file.
 
 The file carries vocabulary and merges, and of the rest only names. What those names mean is
-written down here and in pre_tokenizers.py, so that an acceptor can tokenize without the weights
-and without the inference library. A name that is not known is refused: text that is tokenized
-in nearly the right way gives nearly sensible answers, which is worse than none.
+written down here, in pre_tokenizers.py, gguf_sentencepiece.py and wordpiece.py, so that an acceptor
+can tokenize without the weights and without the inference library. A name that is not known is
+refused: text that is tokenized in nearly the right way gives nearly sensible answers, which is
+worse than none.
 
 Knows nothing of files; metadata is a mapping (key to number, string or list).
 """
@@ -13,31 +14,32 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from fastserve.errors import StartError
 from fastserve.text import wordpiece
 from fastserve.text.byte_level import BYTE_TO_CHARACTER
+from fastserve.text.gguf_sentencepiece import sentencepiece_parts
+from fastserve.text.gguf_vocabulary import (
+    CONTROL,
+    ENDS_BY_TEXT,
+    UnsupportedTokenizer,
+    added_tokens,
+    ids_of,
+    is_sentencepiece,
+    is_wordpiece,
+    special_id,
+    token_types_of,
+    tokens_of,
+)
 from fastserve.text.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
 # To be raised when the same metadata would give another tokenizer.json: caches carry it.
 BUILDER_VERSION = 1
 
-# gguf's token types: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
-
 # Never part of UTF-8, so that no text needs a token for them.
 _BYTES_NOT_IN_UTF8 = frozenset({0xC0, 0xC1, *range(0xF5, 0x100)})
 
-# A GGUF file names one end; models use several. These are the texts by which llama.cpp finds the
-# others (llama_vocab_is_eog), at the version whose library fastserve uses.
-_ENDS_BY_TEXT = frozenset(
-    {"<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>"}
-    | {"<end_of_turn>", "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]"}
-    | {"<|end_of_text|>", "<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>", "[e~["}
-    | {"<｜end▁of▁sentence｜>"}
-)
 # A model of code that goes on to the next file or repository has ended this one.
 _CODE_ENDS_BY_TEXT = {
     "fim_pad": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
@@ -46,31 +48,28 @@ _CODE_ENDS_BY_TEXT = {
 }
 
 
-class UnsupportedTokenizer(StartError):
-    """The file's tokenizer is one that fastserve does not know how to reproduce exactly."""
-
-
 def build_tokenizer_json(metadata: Mapping[str, object]) -> str:
     """The text of a `tokenizer.json` that tokenizes as llama.cpp does with the same file.
 
     Raises UnsupportedTokenizer for a model or pre-tokenizer that is not known here, and for
     vocabularies that contradict themselves.
     """
-    tokens = _tokens(metadata)
-    if len(set(tokens)) != len(tokens):
-        raise UnsupportedTokenizer("tokenizer.ggml.tokens: the same token occurs twice")
-    is_wordpiece = _is_wordpiece(metadata)
-    parts = wordpiece.parts(metadata, tokens) if is_wordpiece else _bpe_parts(metadata, tokens)
-    types = _token_types(metadata)
-    if is_wordpiece:
+    tokens, types = tokens_of(metadata), token_types_of(metadata)
+    ids_of(tokens)
+    if is_wordpiece(metadata):
+        parts = wordpiece.parts(metadata, tokens)
         # Files of the first converters call every token a normal one.
         special = wordpiece.special_ids(metadata)
-        types = [_CONTROL if at in special else each for at, each in enumerate(types)]
+        types = [CONTROL if at in special else each for at, each in enumerate(types)]
+    elif is_sentencepiece(metadata):
+        parts = sentencepiece_parts(metadata)
+    else:
+        parts = _byte_level_parts(metadata)
     document = {
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": list(_added_tokens(tokens, types)),
+        "added_tokens": list(added_tokens(tokens, types)),
         "post_processor": None,
         **parts,
     }
@@ -82,14 +81,57 @@ def build_tokenizer_json(metadata: Mapping[str, object]) -> str:
     return text
 
 
-def _is_wordpiece(metadata: Mapping[str, object]) -> bool:
-    return metadata.get("tokenizer.ggml.model") == wordpiece.MODEL
+def vocabulary_size(metadata: Mapping[str, object]) -> int:
+    """The number of tokens; ids run from 0 to one less."""
+    return len(tokens_of(metadata))
 
 
-def _bpe_parts(metadata: Mapping[str, object], tokens: list[str]) -> dict[str, Any]:
-    """What of a `tokenizer.json` is byte-level BPE's."""
+def special_token(metadata: Mapping[str, object], role: str) -> str:
+    """The text of the token that the file gives a role ("bos", "eos"); "" if it gives none."""
+    token_id = special_id(metadata, role)
+    return "" if token_id is None else tokens_of(metadata)[token_id]
+
+
+def adds_eos(metadata: Mapping[str, object]) -> bool:
+    """Whether the tokenizer puts the eos token behind a text that is to be embedded."""
+    wanted = is_wordpiece(metadata) or bool(metadata.get("tokenizer.ggml.add_eos_token"))
+    return wanted and special_id(metadata, "eos") is not None
+
+
+def adds_bos(metadata: Mapping[str, object]) -> bool:
+    """Whether the tokenizer puts the bos token before a plain prompt."""
+    if is_wordpiece(metadata):
+        return special_id(metadata, "bos") is not None
+    said = metadata.get("tokenizer.ggml.add_bos_token")
+    if said is None:
+        # llama.cpp's default for vocabularies of SentencePiece's.
+        said = is_sentencepiece(metadata) or _pre_tokenizer(metadata).add_bos
+    return bool(said) and special_id(metadata, "bos") is not None
+
+
+def end_of_generation_ids(metadata: Mapping[str, object]) -> tuple[int, ...]:
+    """Every id that ends a turn or a text, in order: llama.cpp's `llama_vocab_is_eog`."""
+    ids = {token: token_id for token_id, token in enumerate(tokens_of(metadata))}
+    ends: set[int | None] = {ids[text] for text in ENDS_BY_TEXT if text in ids}
+    for role in ("eos", "eot", "eom"):
+        ends.add(special_id(metadata, role))
+    for role, texts in _CODE_ENDS_BY_TEXT.items():
+        by_text = next((ids[text] for text in texts if text in ids), None)
+        said = special_id(metadata, role)
+        ends.add(by_text if said is None else said)
+    # Where a turn ends with "<|return|>" and a call with "<|call|>", "<|end|>" only ends a message
+    # within the turn; and where tools answer in "<|tool_response>", "</s>" is ordinary text.
+    named = {text for text in ENDS_BY_TEXT if text in ids}
+    if {"<|return|>", "<|flush|>"} & named and {"<|call|>", "<|calls|>"} & named:
+        ends.discard(ids.get("<|end|>"))
+    if "<|tool_response>" in named:
+        ends.discard(ids.get("</s>"))
+    return tuple(sorted(end for end in ends if end is not None))
+
+
+def _byte_level_parts(metadata: Mapping[str, object]) -> dict[str, Any]:
     pre_tokenizer = _pre_tokenizer(metadata)
-    vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
+    vocabulary = ids_of(tokens_of(metadata))
     return {
         "normalizer": None,
         "pre_tokenizer": _pre_tokenizer_json(pre_tokenizer, vocabulary),
@@ -109,58 +151,12 @@ def _bpe_parts(metadata: Mapping[str, object], tokens: list[str]) -> dict[str, A
     }
 
 
-def vocabulary_size(metadata: Mapping[str, object]) -> int:
-    """The number of tokens; ids run from 0 to one less."""
-    return len(_tokens(metadata))
-
-
-def special_token(metadata: Mapping[str, object], role: str) -> str:
-    """The text of the token that the file gives a role ("bos", "eos"); "" if it gives none."""
-    token_id = _special_id(metadata, role)
-    return "" if token_id is None else _tokens(metadata)[token_id]
-
-
-def adds_eos(metadata: Mapping[str, object]) -> bool:
-    """Whether the tokenizer puts the eos token behind a text that is to be embedded."""
-    wanted = _is_wordpiece(metadata) or bool(metadata.get("tokenizer.ggml.add_eos_token"))
-    return wanted and _special_id(metadata, "eos") is not None
-
-
-def adds_bos(metadata: Mapping[str, object]) -> bool:
-    """Whether the tokenizer puts the bos token before a plain prompt."""
-    if _is_wordpiece(metadata):
-        return _special_id(metadata, "bos") is not None
-    said = metadata.get("tokenizer.ggml.add_bos_token")
-    wanted = _pre_tokenizer(metadata).add_bos if said is None else bool(said)
-    return wanted and _special_id(metadata, "bos") is not None
-
-
-def end_of_generation_ids(metadata: Mapping[str, object]) -> tuple[int, ...]:
-    """Every id that ends a turn or a text, in order: llama.cpp's `llama_vocab_is_eog`."""
-    ids = {token: token_id for token_id, token in enumerate(_tokens(metadata))}
-    ends: set[int | None] = {ids[text] for text in _ENDS_BY_TEXT if text in ids}
-    for role in ("eos", "eot", "eom"):
-        ends.add(_special_id(metadata, role))
-    for role, texts in _CODE_ENDS_BY_TEXT.items():
-        by_text = next((ids[text] for text in texts if text in ids), None)
-        said = _special_id(metadata, role)
-        ends.add(by_text if said is None else said)
-    # Where a turn ends with "<|return|>" and a call with "<|call|>", "<|end|>" only ends a message
-    # within the turn; and where tools answer in "<|tool_response>", "</s>" is ordinary text.
-    named = {text for text in _ENDS_BY_TEXT if text in ids}
-    if {"<|return|>", "<|flush|>"} & named and {"<|call|>", "<|calls|>"} & named:
-        ends.discard(ids.get("<|end|>"))
-    if "<|tool_response>" in named:
-        ends.discard(ids.get("</s>"))
-    return tuple(sorted(end for end in ends if end is not None))
-
-
 def _pre_tokenizer(metadata: Mapping[str, object]) -> PreTokenizer:
     model = metadata.get("tokenizer.ggml.model")
     if model != "gpt2":
         raise UnsupportedTokenizer(
             f"tokenizer.ggml.model: {model!r} is not supported (only byte-level BPE, 'gpt2', "
-            "and WordPiece, 'bert', are); "
+            "SentencePiece's BPE, 'llama', and WordPiece, 'bert', are); "
             "give a model directory with a tokenizer.json instead"
         )
     name = metadata.get("tokenizer.ggml.pre", "")
@@ -206,42 +202,6 @@ def _byte_level_json() -> dict[str, Any]:
     }
 
 
-def _added_tokens(tokens: list[str], types: list[int]) -> Iterable[dict[str, Any]]:
-    """Tokens that are found in the text as they are, before it is cut into words."""
-    for token_id, (token, token_type) in enumerate(zip(tokens, types, strict=True)):
-        special = token_type in (_CONTROL, _UNKNOWN) or token in _ENDS_BY_TEXT
-        if special or token_type == _USER_DEFINED:
-            yield {
-                "id": token_id,
-                "content": token,
-                "single_word": False,
-                "lstrip": False,
-                "rstrip": False,
-                "normalized": False,
-                "special": special,
-            }
-
-
-def _tokens(metadata: Mapping[str, object]) -> list[str]:
-    tokens = metadata.get("tokenizer.ggml.tokens")
-    if not isinstance(tokens, list) or not tokens:
-        raise UnsupportedTokenizer("tokenizer.ggml.tokens: the file has no vocabulary")
-    if "" in tokens:
-        # An entry without text can neither be found nor written; llama.cpp names it so.
-        return [token or f"[EMPTY_{index}]" for index, token in enumerate(tokens)]
-    return tokens
-
-
-def _token_types(metadata: Mapping[str, object]) -> list[int]:
-    tokens = _tokens(metadata)
-    types = metadata.get("tokenizer.ggml.token_type")
-    if types is None:
-        return [_NORMAL] * len(tokens)
-    if not isinstance(types, list) or len(types) != len(tokens):
-        raise UnsupportedTokenizer("tokenizer.ggml.token_type: not one type for each token")
-    return types
-
-
 def _merges(metadata: Mapping[str, object], vocabulary: Mapping[str, int]) -> list[list[str]]:
     merges = metadata.get("tokenizer.ggml.merges")
     if not isinstance(merges, list):
@@ -257,13 +217,3 @@ def _merges(metadata: Mapping[str, object], vocabulary: Mapping[str, int]) -> li
             raise UnsupportedTokenizer(f"tokenizer.ggml.merges: {merge!r} makes no token")
         pairs.append([left, right])
     return pairs
-
-
-def _special_id(metadata: Mapping[str, object], role: str) -> int | None:
-    # The key of the format's specification, and what files have: "bos_token_id", "eot_token_id".
-    if _is_wordpiece(metadata):
-        token_id: object = wordpiece.special_id(metadata, role)
-    else:
-        token_id = metadata.get(f"tokenizer.ggml.{role}_token_id")
-    known = isinstance(token_id, int) and 0 <= token_id < len(_tokens(metadata))
-    return token_id if known and isinstance(token_id, int) else None

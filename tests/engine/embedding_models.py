@@ -13,6 +13,7 @@ from fastserve.engine.llama import read_gguf_metadata
 from fastserve.engine.model_files import resolve_model
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 EMBEDDING_SIZE = 64
@@ -22,14 +23,26 @@ _HIDDEN, _HEADS, _LAYERS = 96, 4, 2
 MEAN, CLS, LAST = 1, 2, 3
 
 
-def write_decoder(path: Path, *, pooling: int, add_eos: bool = False) -> None:
-    """A causal model of the architecture `llama`, which embeds as the Qwen3 embedding models do."""
+def write_decoder(
+    path: Path,
+    *,
+    pooling: int | None,
+    add_eos: bool = False,
+    add_vocabulary: Callable[[Any], int] | None = None,
+) -> None:
+    """A causal model of the architecture `llama`, which embeds as the Qwen3 embedding models do.
+
+    `pooling` None: it generates instead. `add_vocabulary` writes one, and tells its size.
+    """
     writer, vocab_size = _begun(path, "llama", pooling=pooling)
     writer.add_head_count_kv(_HEADS)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_dimension_count(EMBEDDING_SIZE // _HEADS)
     writer.add_add_eos_token(add_eos)
-    _add_bpe(writer)
+    if add_vocabulary is None:
+        _add_bpe(writer)
+    else:
+        vocab_size = add_vocabulary(writer)
     weights = _Weights(writer)
     weights.matrix("token_embd.weight", vocab_size, EMBEDDING_SIZE)
     weights.ones("output_norm.weight")
@@ -91,7 +104,7 @@ class _Weights:
         self._writer.add_tensor(f"{name}.bias", np.zeros(EMBEDDING_SIZE, np.float32))
 
 
-def _begun(path: Path, architecture: str, *, pooling: int) -> tuple[Any, int]:
+def _begun(path: Path, architecture: str, *, pooling: int | None) -> tuple[Any, int]:
     """A writer with all that concerns no layer, and the size of the vocabulary."""
     writer = gguf.GGUFWriter(str(path), architecture)
     writer.add_context_length(TRAINED_SEQ_LEN)
@@ -99,7 +112,8 @@ def _begun(path: Path, architecture: str, *, pooling: int) -> tuple[Any, int]:
     writer.add_block_count(_LAYERS)
     writer.add_feed_forward_length(_HIDDEN)
     writer.add_head_count(_HEADS)
-    writer.add_pooling_type(gguf.PoolingType(pooling))
+    if pooling is not None:
+        writer.add_pooling_type(gguf.PoolingType(pooling))
     return writer, VOCAB_SIZE
 
 

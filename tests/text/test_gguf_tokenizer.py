@@ -8,13 +8,13 @@ import pytest
 
 from fastserve.errors import StartError
 from fastserve.text.gguf_tokenizer import (
-    UnsupportedTokenizer,
     adds_bos,
     build_tokenizer_json,
     end_of_generation_ids,
     special_token,
     vocabulary_size,
 )
+from fastserve.text.gguf_vocabulary import UnsupportedTokenizer
 from fastserve.text.pre_tokenizers import PRE_TOKENIZERS
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ def test_control_tokens_are_special_and_user_defined_ones_are_not() -> None:
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"model": "llama"}, "tokenizer.ggml.model: 'llama'"),
+        ({"model": "t5"}, "tokenizer.ggml.model: 't5'"),
         ({"model": None}, "tokenizer.ggml.model: None"),
         ({"pre": "kimi-k2"}, "tokenizer.ggml.pre: 'kimi-k2'"),
         ({"tokens": None}, "no vocabulary"),
