@@ -229,7 +229,9 @@ def _supervisor(shared: _Shared, display: Display, *, go_between: int | None) ->
         deadlines=_deadlines(config),
         on_progress=display.progress,
         on_ready=display.ready,
-        on_draining=shared.listeners.release,
+        on_gone=lambda engine: shared.listeners.turn_away(
+            tls=bool(config.tls.certificate), engine_died=engine.reason if engine else None
+        ),
         seen_s=lambda lane: board.seen_ns(lane) / 1e9,
         on_exit=lambda child: _row_of(child, board).clear_gauges(),
         on_respawn=lambda child, reason: counts.count(

@@ -109,7 +109,7 @@ class Accepting:
         for listener in self._listeners:
             while self._take(listener):
                 pass
-            if self._board is not None:
+            if self._board is not None or listener.family != socket.AF_UNIX:
                 with contextlib.suppress(OSError):  # another was faster
                     listener.shutdown(socket.SHUT_RD)
             listener.close()

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from fastserve.errors import ConfigError
+from fastserve.supervisor.farewell import turn_away
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -79,11 +80,14 @@ class Listeners:
         tcp = [] if self.tcp is None else [self.tcp.socket_for(lane)]
         return (*tcp, *([] if self.uds is None else [self.uds.socket]))
 
-    def release(self) -> None:
-        """Leave the sockets to the acceptors: they are closed once the last of those has."""
-        for each in (self.tcp, self.uds):
-            if each is not None:
-                each.release()
+    def turn_away(self, *, tls: bool, engine_died: str | None) -> None:
+        """Tell those who still wait that the server ends, and whether since its engine died.
+
+        `tls`: on the port nobody would understand it, and whoever waits there is reset.
+        """
+        sockets = [] if self.tcp is None or tls else [*self.tcp.sockets]
+        sockets += [] if self.uds is None else [self.uds.socket]
+        turn_away(sockets, engine_died=engine_died)
 
     def close(self) -> None:
         for each in (self.tcp, self.uds):
@@ -95,7 +99,7 @@ class Listener:
     """The listening sockets of one address. `port` is the real one, also when 0 was asked for."""
 
     def __init__(self, sockets: Sequence[socket.socket], *, claim: socket.socket) -> None:
-        self._sockets = sockets
+        self.sockets = sockets
         self._claim = claim
         self.host: str = claim.getsockname()[0]
         self.port: int = claim.getsockname()[1]
@@ -128,14 +132,10 @@ class Listener:
 
     def socket_for(self, lane: int) -> socket.socket:
         """Return the socket on which acceptor `lane` accepts."""
-        return self._sockets[lane % len(self._sockets)]
-
-    def release(self) -> None:
-        for each in self._sockets:
-            each.close()
+        return self.sockets[lane % len(self.sockets)]
 
     def close(self) -> None:
-        for each in {self._claim, *self._sockets}:
+        for each in {self._claim, *self.sockets}:
             each.close()
 
 
@@ -172,9 +172,6 @@ class UnixListener:
         except ConfigError:
             made.close()
             raise
-
-    def release(self) -> None:
-        self.socket.close()
 
     def close(self) -> None:
         """Remove the file, then stop listening."""

@@ -60,10 +60,10 @@ class Supervisor:
     """One engine and its acceptors.
 
     `on_ready` is called once, `on_progress` as the model loads and, with None, often until then;
-    `on_draining` when no acceptor will be spawned any more. `seen_s` tells when an acceptor's event
-    loop last ran, by its number (monotonic). `on_exit` is called with every child that has exited,
-    `on_respawn` with one that is started again, and why: died or replaced. `go_between`: a pidfd of
-    the process that stands for us before a launcher (launched.py).
+    `on_gone` when there will be no acceptor any more, with why if the engine died. `seen_s` tells
+    when an acceptor's event loop last ran, by its number (monotonic). `on_exit` is called with
+    every child that has exited, `on_respawn` with one that is started again, and why: died or
+    replaced. `go_between`: a pidfd of the process that stands for us before a launcher.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Supervisor:
         deadlines: Deadlines,
         on_progress: Callable[[float | None], None],
         on_ready: Callable[[str], None],
-        on_draining: Callable[[], None],
+        on_gone: Callable[[EngineGone | None], None],
         seen_s: Callable[[int], float],
         on_exit: Callable[[Child], None] = lambda _: None,
         on_respawn: Callable[[Child, str], None] = lambda _, __: None,
@@ -90,7 +90,7 @@ class Supervisor:
         self._deadlines = deadlines
         self._on_progress = on_progress
         self._on_ready = on_ready
-        self._on_draining = on_draining
+        self._on_gone = on_gone
         self._seen_s = seen_s
         self._tell_exit = on_exit
         self._tell_respawn = on_respawn
@@ -126,6 +126,7 @@ class Supervisor:
             self._drain(outcome)
         finally:
             self._stop()
+        self._on_gone(self._engine_gone)
         if self._forced_by is not None:
             return 128 + self._forced_by
         assert self._outcome is not None
@@ -458,7 +459,6 @@ class Supervisor:
 
     def _drain(self, outcome: Outcome) -> None:
         """The gentle half of the ladder: acceptors finish, then the engine closes in order."""
-        self._on_draining()
         for acceptor in self._acceptors:
             acceptor.drain(timeout_s=outcome.drain_timeout_s, whole_server=True)
 
@@ -468,6 +468,8 @@ class Supervisor:
             return not any(acceptor.alive for acceptor in self._acceptors)
 
         self._poll_until(drained, timeout_s=outcome.exit_timeout_s)
+        if drained():
+            self._on_gone(self._engine_gone)  # and not only once the engine has ended
         if self._engine.alive and self._forced_by is None:
             self._engine.enter(ChildState.STOPPING)
             self._engine.control.send(Stop())
