@@ -27,6 +27,12 @@ class CachedTokens(_Answer):
     cached_tokens: int
 
 
+class ThoughtTokens(_Answer):
+    """What of an answer was thought."""
+
+    reasoning_tokens: int
+
+
 class UsageAnswer(_Answer):
     """The tokens of an exchange."""
 
@@ -34,6 +40,7 @@ class UsageAnswer(_Answer):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: CachedTokens | UnsetType = UNSET
+    completion_tokens_details: ThoughtTokens | UnsetType = UNSET
 
 
 class TopLogprob(_Answer):
@@ -213,19 +220,13 @@ class InputDetails(_Answer):
     cache_write_tokens: int
 
 
-class OutputDetails(_Answer):
-    """What of a response's output was thought."""
-
-    reasoning_tokens: int
-
-
 class ResponseUsage(_Answer):
     """The tokens of a response."""
 
     input_tokens: int
     input_tokens_details: InputDetails
     output_tokens: int
-    output_tokens_details: OutputDetails
+    output_tokens_details: ThoughtTokens
     total_tokens: int
 
 
@@ -340,6 +341,13 @@ class Message(_Answer):
     ]
     stop_sequence: str | None
     usage: MessageUsage
+
+
+class InputTokens(_Answer):
+    """How many tokens a response would be asked with."""
+
+    object: Literal["response.input_tokens"]
+    input_tokens: int
 
 
 class TokenCount(_Answer):

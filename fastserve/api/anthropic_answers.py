@@ -170,6 +170,7 @@ class MessageChunks:
         stop_reason: str | int | None = None,
         completion_tokens: int | None = None,
         cached_tokens: int | None = None,
+        reasoning_tokens: int | None = None,  # noqa: ARG002 - this dialect does not tell them
     ) -> bytes:
         """The events after the last text: the block ends, why, the message ends."""
         assert completion_tokens is not None
@@ -249,6 +250,7 @@ class MessagePartChunks(MessageChunks):
         stop_reason: str | int | None = None,
         completion_tokens: int | None = None,
         cached_tokens: int | None = None,
+        reasoning_tokens: int | None = None,  # noqa: ARG002 - this dialect does not tell them
     ) -> bytes:
         """The events after the last part: the block ends, why, the message ends."""
         assert completion_tokens is not None

@@ -127,6 +127,7 @@ class _Chunks:
         stop_reason: str | int | None = None,
         completion_tokens: int | None = None,
         cached_tokens: int | None = None,  # noqa: ARG002 - of a dialect that tells them here
+        reasoning_tokens: int | None = None,  # noqa: ARG002 - likewise
     ) -> bytes:
         """The event of the choice's last chunk, which adds no text.
 

@@ -57,6 +57,7 @@ class Chunks(Protocol):
         stop_reason: str | int | None = None,
         completion_tokens: int | None = None,
         cached_tokens: int | None = None,
+        reasoning_tokens: int | None = None,
     ) -> bytes: ...
 
     def usage(self, usage: Usage, /) -> bytes: ...

@@ -71,6 +71,14 @@ OPERATIONS = (
         links=("response", "$response.body#/id"),
     ),
     Operation(
+        method="POST",
+        path="/v1/responses/input_tokens",
+        summary="Count the tokens of a conversation",
+        body="ResponseRequest",
+        example={"input": "Say hello."},
+        answer=answers.InputTokens,
+    ),
+    Operation(
         method="GET",
         path="/v1/responses/{response}",
         summary="Get a stored response",

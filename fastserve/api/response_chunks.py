@@ -115,6 +115,7 @@ class ResponseChunks:
         stop_reason: str | int | None = None,
         completion_tokens: int | None = None,
         cached_tokens: int | None = None,
+        reasoning_tokens: int | None = None,
     ) -> bytes:
         """The events after the last text: each thing that is complete, the innermost first."""
         assert completion_tokens is not None, f"ended by {stop_reason}"
@@ -123,6 +124,7 @@ class ResponseChunks:
             prompt_tokens=self._prompt_tokens,
             completion_tokens=completion_tokens,
             cached_tokens=cached_tokens,
+            reasoning_tokens=reasoning_tokens,
         )
         response = self._dialect.finished(
             [text],
@@ -239,6 +241,7 @@ class ResponsePartChunks(ResponseChunks):
         stop_reason: str | int | None = None,
         completion_tokens: int | None = None,
         cached_tokens: int | None = None,
+        reasoning_tokens: int | None = None,
     ) -> bytes:
         """The events after the last part."""
         assert completion_tokens is not None, f"ended by {stop_reason}"
@@ -249,6 +252,7 @@ class ResponsePartChunks(ResponseChunks):
             prompt_tokens=self._prompt_tokens,
             completion_tokens=completion_tokens,
             cached_tokens=cached_tokens,
+            reasoning_tokens=reasoning_tokens,
         )
         response = self._dialect.finished(
             self._done,

@@ -189,6 +189,11 @@ class ResponseDialect:
         return self._response_id
 
 
+def input_token_count(input_tokens: int) -> bytes:
+    """The answer of POST /v1/responses/input_tokens."""
+    return _dumps({"object": "response.input_tokens", "input_tokens": input_tokens})
+
+
 def _usage(usage: Usage) -> dict[str, object]:
     return {
         "input_tokens": usage.prompt_tokens,
@@ -197,6 +202,6 @@ def _usage(usage: Usage) -> dict[str, object]:
             "cache_write_tokens": 0,
         },
         "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens or 0},
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }

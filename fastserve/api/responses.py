@@ -33,12 +33,13 @@ class Usage:
     """The tokens of an exchange. `completion_tokens` is of all choices together.
 
     `cached_tokens` of the prompt were computed for an earlier request; None: the engine does not
-    say.
+    say. `reasoning_tokens` of the completion were thoughts; None: nobody looks for them.
     """
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int | None = None
+    reasoning_tokens: int | None = None
 
     def as_json(self) -> dict[str, object]:
         usage: dict[str, object] = {
@@ -48,6 +49,8 @@ class Usage:
         }
         if self.cached_tokens is not None:
             usage["prompt_tokens_details"] = {"cached_tokens": self.cached_tokens}
+        if self.reasoning_tokens is not None:
+            usage["completion_tokens_details"] = {"reasoning_tokens": self.reasoning_tokens}
         return usage
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from fastserve.frontend.parsed import ParsedWholeChoice, chunks_of
 from fastserve.frontend.streams import StreamedChoice
 from fastserve.frontend.whole import WholeChoice
+from fastserve.text.reasoning import ThoughtTokens
 from fastserve.text.stream import TextStream
 
 if TYPE_CHECKING:
@@ -21,6 +22,16 @@ def choice_of(
     answer: Answer, prompt: Prompt, *, request_id: RequestId, index: int, parsing: Parsing | None
 ) -> Choice:
     """Choice `index` of an answer, which generates from `prompt`. `parsing` None: plain text."""
+    choice = _choice_of(answer, prompt, request_id=request_id, index=index, parsing=parsing)
+    if parsing is not None and parsing.thinking is not None:
+        table = answer.model.parsed_table(tools=parsing.calls)
+        choice.thoughts = ThoughtTokens(table.token_bytes, parsing.thinking)
+    return choice
+
+
+def _choice_of(
+    answer: Answer, prompt: Prompt, *, request_id: RequestId, index: int, parsing: Parsing | None
+) -> Choice:
     request = answer.request
     text = TextStream(
         answer.model.tokenizer,

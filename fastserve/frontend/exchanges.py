@@ -143,6 +143,10 @@ class Frontend:
             self._generating("/v1/chat/completions", prepare_chat),
             self._generating("/v1/completions", prepare_completion),
             self._generating("/v1/responses", partial(prepare_response, store=response_store)),
+            self._telling(
+                "/v1/responses/input_tokens",
+                partial(texts.count_response_tokens, store=response_store),
+            ),
             *Kept(response_store, meter=meter).routes,
             self._generating(MESSAGES, prepare_messages),
             self._generating("/v1/embeddings", prepare_embeddings, embeds=True),

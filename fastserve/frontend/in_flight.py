@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from fastserve.frontend.streams import Answer
     from fastserve.generation import Finish, RequestId, TokenLogprob
     from fastserve.lane.messages import Outputs
+    from fastserve.text.reasoning import ThoughtTokens
 
 log = get_logger("frontend")
 
@@ -37,6 +38,7 @@ class Choice(ABC):
     """One request of the engine: what everybody knows of it.
 
     `last_s`: when its last delta came; `wrote_s`: when it last wrote (monotonic; 0: never).
+    `thoughts` counts those of its tokens that are thoughts, where these are told apart.
     `pieces`: the tokens whose chunks are made here: `frame_head`, the piece and `frame_tail`, which
     are `frame_bytes` without the piece, to `write_chunk`. It has none while that is not so.
     """
@@ -52,6 +54,7 @@ class Choice(ABC):
         "open",
         "pieces",
         "request_id",
+        "thoughts",
         "write_chunk",
         "wrote_s",
     )
@@ -64,6 +67,7 @@ class Choice(ABC):
         self.open = True
         self.num_tokens = 0
         self.finish_reason = ""
+        self.thoughts: ThoughtTokens | None = None
         self.last_s = 0.0
         self.wrote_s = wrote_s
         self.pieces = NO_PIECES

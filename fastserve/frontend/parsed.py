@@ -214,6 +214,7 @@ class ParsedChunks:
         stop_reason: str | int | None = None,
         completion_tokens: int | None = None,
         cached_tokens: int | None = None,
+        reasoning_tokens: int | None = None,
     ) -> bytes:
         """The events of what the end frees, and of the end."""
         counted = completion_tokens if self._parsing.continuous_usage else None
@@ -225,6 +226,7 @@ class ParsedChunks:
             stop_reason=stop_reason,
             completion_tokens=completion_tokens,
             cached_tokens=cached_tokens,
+            reasoning_tokens=reasoning_tokens,
         )
 
     def usage(self, usage: Usage, /) -> bytes:

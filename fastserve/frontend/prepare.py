@@ -162,7 +162,7 @@ def prepare_response(body: bytes, model: Model, *, store: ResponseStore | None) 
     asked = parse_response(body)
     if asked.fields.store and store is None:
         raise InvalidRequest("This server stores no responses.", param="store")
-    request = asked.as_chat(_earlier(asked.fields.previous_response_id, store))
+    request = asked.as_chat(earlier(asked.fields.previous_response_id, store))
     prompt, text = _chat_prompt(request, model)
     response_id = new_response_id() if store is None else store.new_id()
     dialect = ResponseDialect(
@@ -188,7 +188,7 @@ def prepare_response(body: bytes, model: Model, *, store: ResponseStore | None) 
     )
 
 
-def _earlier(response_id: str | None, store: ResponseStore | None) -> list[dict[str, object]]:
+def earlier(response_id: str | None, store: ResponseStore | None) -> list[dict[str, object]]:
     """The conversation up to a stored response."""
     if response_id is None:
         return []

@@ -125,12 +125,19 @@ class Answer:
         """The tokens of all choices, so far."""
         return sum(choice.num_tokens for choice in self.choices)
 
+    @property
+    def reasoning_tokens(self) -> int | None:
+        """How many of them were thoughts; None: nobody looks for them."""
+        told = [choice.thoughts.number for choice in self.choices if choice.thoughts is not None]
+        return sum(told) if told else None
+
     def usage(self) -> responses.Usage:
         cached_tokens = [self.cached_tokens.get(choice.request_id) for choice in self.choices]
         return responses.Usage(
             prompt_tokens=self.prompt_tokens,
             completion_tokens=self.num_tokens,
             cached_tokens=responses.cached_of_all(cached_tokens, n=self.request.n),
+            reasoning_tokens=self.reasoning_tokens,
         )
 
     def ending(self, request_id: RequestId, token_ids: list[int], finish: Finish) -> list[int]:
@@ -280,6 +287,8 @@ class StreamedChoice(Choice):
         if finish is not None:
             answer.phases.finished(finish)
             token_ids = answer.ending(self.request_id, token_ids, finish)
+        if self.thoughts is not None:
+            self.thoughts.push(token_ids)
         text = self._text.push(token_ids)
         if not self._plain:
             self._remember(token_ids, logprobs)
@@ -351,6 +360,7 @@ class StreamedChoice(Choice):
             stop_reason=self._text.stopped or finish.stop_token_id,
             completion_tokens=self.num_tokens,
             cached_tokens=answer.cached_tokens.get(self.request_id),
+            reasoning_tokens=None if self.thoughts is None else self.thoughts.number,
         )
         if not last:
             answer.exchange.write(events)

@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fastserve.api.anthropic_answers import token_count
 from fastserve.api.anthropic_requests import parse_count
+from fastserve.api.response_objects import input_token_count
+from fastserve.api.response_requests import parse_response
 from fastserve.api.tokenizing import detokenized, parse_detokenize, parse_tokenize, tokenized
-from fastserve.frontend.prepare import check_model
+from fastserve.frontend.prepare import check_model, earlier
 
 if TYPE_CHECKING:
     from fastserve.api.tokenizing import ToTokenize
     from fastserve.frontend.model import Model
+    from fastserve.frontend.response_store import ResponseStore
 
 
 class TextAnswer(NamedTuple):
@@ -53,6 +56,15 @@ def count_tokens(body: bytes, model: Model) -> TextAnswer:
     check_model(request.model, model)
     token_ids = model.chat_prompt(request.as_chat())
     return TextAnswer(token_count(len(token_ids)), request.unknown_fields)
+
+
+def count_response_tokens(body: bytes, model: Model, *, store: ResponseStore | None) -> TextAnswer:
+    """Answer POST /v1/responses/input_tokens. Raises RequestError."""
+    asked = parse_response(body)
+    check_model(asked.shared.get("model"), model)
+    request = asked.as_chat(earlier(asked.fields.previous_response_id, store))
+    token_ids = model.chat_prompt(request)
+    return TextAnswer(input_token_count(len(token_ids)), asked.unknown_fields)
 
 
 def _token_ids(request: ToTokenize, model: Model) -> list[int]:

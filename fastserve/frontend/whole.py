@@ -70,6 +70,8 @@ class WholeChoice(Choice):
         if finish is not None:
             answer.phases.finished(finish)
             token_ids = answer.ending(self.request_id, token_ids, finish)
+        if self.thoughts is not None:
+            self.thoughts.push(token_ids)
         self._parts.append(self._text.push(token_ids))
         if answer.request.return_token_ids:
             self._ids += token_ids

@@ -18,7 +18,7 @@ ENDPOINTS = (
     "/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/messages/count_tokens",
     "/v1/embeddings",
     "/v1/responses", "/v1/responses/{response}", "/v1/responses/{response}/cancel",
-    "/v1/responses/{response}/input_items",
+    "/v1/responses/{response}/input_items", "/v1/responses/input_tokens",
     "/tokenize", "/detokenize", "/v1/models", "/v1/models/{model}", "/health", "/ready",
     "/version", "/metrics", "/perf_metrics", "/openapi.json", "/", "other",
 )  # fmt: skip

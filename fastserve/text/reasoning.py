@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from fastserve.text.tool_calls.source import BrokenOff, Markers, Part
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Sequence
 
     from fastserve.text.tool_calls.source import Source
 
@@ -73,3 +73,43 @@ def thoughts(source: Source, thinking: Thinking) -> Generator[None]:
     yield from source.spaces()
     if (yield from _END.read_to(source, Part.REASONING)) is not None:
         yield from source.spaces()
+
+
+class ThoughtTokens:
+    """Counts the tokens that are thoughts: those up to the closing tag, which is one of them.
+
+    So it does not depend on how the tokens came, nor on what was shown of them.
+    """
+
+    __slots__ = ("_began", "_bytes", "_count", "_ended", "_tail")
+
+    def __init__(self, token_bytes: Sequence[bytes], thinking: Thinking) -> None:
+        self._bytes = token_bytes
+        self._count = 0
+        self._tail = b""
+        self._began = thinking is Thinking.WITHIN
+        self._ended = thinking is Thinking.AFTER
+
+    @property
+    def number(self) -> int:
+        """How many of the tokens so far."""
+        return self._count if self._began else 0
+
+    def push(self, token_ids: Sequence[int]) -> None:
+        for token_id in token_ids:
+            if self._ended:
+                return
+            self._count += 1
+            self._look(self._tail + self._bytes[token_id])
+
+    def _look(self, text: bytes) -> None:
+        """`text`: all of it until a thought has begun, and then the last of it."""
+        opening = text.lstrip()[: len(OPEN)]
+        if not self._began and opening == OPEN.encode():
+            self._began = True
+        if not self._began:
+            self._ended = not OPEN.encode().startswith(opening)
+            self._tail = text
+            return
+        self._ended = CLOSE.encode() in text
+        self._tail = text[-len(CLOSE) + 1 :]

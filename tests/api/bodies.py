@@ -249,3 +249,6 @@ WRONG: dict[str, list[dict[str, Any]]] = {
     ],
     "/detokenize": [{}, {"tokens": [-1]}, {"tokens": "Hi"}, {"tokens": [1.5]}],
 }
+# What is asked with is what would be asked.
+for _bodies in (FINE, WRONG):
+    _bodies["/v1/responses/input_tokens"] = _bodies["/v1/responses"]

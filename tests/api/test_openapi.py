@@ -30,6 +30,7 @@ PARSERS: dict[str, Callable[[bytes], object]] = {
     "/v1/chat/completions": parse_chat,
     "/v1/completions": parse_completion,
     "/v1/responses": lambda body: parse_response(body).as_chat([]),
+    "/v1/responses/input_tokens": lambda body: parse_response(body).as_chat([]),
     "/v1/messages": parse_messages,
     "/v1/messages/count_tokens": parse_count,
     "/v1/embeddings": lambda body: parse_embeddings(body, size=8, vocab_size=100),

@@ -127,9 +127,8 @@ class Server:
         self.remember_processes()
 
     def client(self, **options: Any) -> openai.OpenAI:
-        return openai.OpenAI(
-            base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=DEADLINE_S, **options
-        )
+        given: dict[str, Any] = {"max_retries": 0, "timeout": DEADLINE_S} | options
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", **given)
 
     def get(self, path: str) -> tuple[int, dict[str, Any]]:
         """GET a path; return status and JSON."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import concurrent.futures
 import contextlib
 import re
 import signal
@@ -282,3 +283,38 @@ def filled_until_exit(server: Server) -> Iterator[list[Wire]]:
                 for _ in range(QUEUED_MAX)
             ),
         ]
+
+
+@pytest.mark.parametrize("api", ["openai", "anthropic"])
+def test_the_clients_come_again_as_they_are_told(one_at_a_time: Server, api: str) -> None:
+    """Refused while the queue is full, and answered when it is not: nobody sees an error."""
+    server = one_at_a_time
+    messages: Any = [{"role": "user", "content": "hi"}]
+    asked: Any = {"model": card().name, "messages": messages, "max_tokens": 2}
+    rejected = partial(metric, server, "admission_rejections_total", reason="queued_requests")
+    before = rejected()
+
+    def ask() -> object:
+        if api == "openai":
+            with server.client(max_retries=8) as client:
+                return client.chat.completions.create(**asked).choices[0].finish_reason
+        with anthropic.Anthropic(api_key="-", base_url=server.url, max_retries=8) as client:
+            return client.messages.create(**asked).stop_reason
+
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        with filled(server, batch_size=1):
+            asking = pool.submit(ask)
+            wait_until(lambda: rejected() > before)
+            assert not asking.done()
+        assert asking.result(timeout=DEADLINE_S) in ("length", "max_tokens")
+
+
+def test_the_clients_come_again_when_the_engine_is_back() -> None:
+    """503 while a successor of the engine starts, with Retry-After: the client sees the answer."""
+    with Server(*FLAGS, "--engine-respawn", "3") as server, server.client(max_retries=8) as client:
+        asked: Any = {"model": card().name, "prompt": "x", "max_tokens": 2}
+        client.completions.create(**asked)
+        server.find("engine").kill()
+        wait_until(lambda: server.get("/health")[0] == 503)
+        assert client.completions.create(**asked).choices[0].finish_reason == "length"
+        assert metric(server, "http_requests_total", code="503") > 0

@@ -184,3 +184,17 @@ def test_what_was_not_to_be_stored_is_not(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         say(client, tokens("a"), stream=False, previous_response_id=response.id)
     assert caught.value.code == "previous_response_not_found"
+
+
+def test_what_would_be_asked_is_counted(sim: Server) -> None:
+    with sim.client() as client:
+        asked: Any = {"model": card().name, "input": "Fire 🔥", "instructions": "Be brief."}
+        counted = client.responses.input_tokens.count(**asked)
+        assert counted.object == "response.input_tokens"
+        answer = client.responses.create(**asked, max_output_tokens=1)
+        assert answer.usage is not None
+        assert counted.input_tokens == answer.usage.input_tokens
+        more = client.responses.input_tokens.count(
+            model=card().name, input="And?", previous_response_id=answer.id
+        )
+        assert more.input_tokens > counted.input_tokens

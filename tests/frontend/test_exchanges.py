@@ -409,6 +409,7 @@ FIELDS_OF_ROUTES: list[tuple[str, dict[str, Any]]] = [
     ("/v1/responses", {"input": "a", "store": False}),
     ("/v1/messages", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}),
     ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "a"}]}),
+    ("/v1/responses/input_tokens", {"input": "a"}),
     ("/tokenize", {"prompt": "a"}),
     ("/detokenize", {"tokens": [1]}),
 ]
@@ -427,7 +428,7 @@ def test_a_field_that_nobody_knows_is_counted_and_may_be_refused(
     strict.ask(path, **fields)
     for stage in (lenient, strict):
         assert b"fastserve_request_unknown_fields_total 2.0" in metrics_of(stage)
-    generates = path.startswith("/v1") and not path.endswith("count_tokens")
+    generates = path.startswith("/v1") and not path.endswith("_tokens")
     assert len(lenient.submits) == len(strict.submits) == generates
 
 
@@ -449,6 +450,16 @@ def test_a_message_is_a_chat_with_the_room_there_is(stage: Stage) -> None:
     assert answer["stop_reason"] == "model_context_window_exceeded"
     counted = stage.ask("/v1/messages/count_tokens", system="S", messages=messages)
     assert counted.json() == {"input_tokens": 5}
+
+
+def test_the_tokens_of_a_response_are_counted(stage: Stage) -> None:
+    counted = stage.ask("/v1/responses/input_tokens", instructions="S", input="hi")
+    assert counted.json() == {"object": "response.input_tokens", "input_tokens": 5}
+    unknown = stage.ask("/v1/responses/input_tokens", input="hi", previous_response_id="resp_x")
+    assert unknown.json()["error"]["code"] == "previous_response_not_found"
+    other = stage.ask("/v1/responses/input_tokens", input="hi", model="other")
+    assert other.status == 404
+    assert stage.inbox == []
 
 
 def test_a_prompt_that_leaves_no_room_is_refused(stage: Stage) -> None:

@@ -477,3 +477,28 @@ def test_a_stream_is_the_whole(tooled: Stage, text: str, size: int, *, cut: bool
 def test_a_stream_with_a_stop_string_is_the_whole(tooled: Stage, text: str, size: int) -> None:
     streamed = chat(tooled, text, size=size, stream=True, stop=["STOP"])
     assert streamed == chat(tooled, text, stop=["STOP"], size=1)
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+def test_thoughts_are_counted_in_the_usage(tooled: Stage, size: int, *, stream: bool) -> None:
+    """Every byte is a token here."""
+    text = f"{THOUGHT}Well.".encode()
+    number = len(THOUGHT[: THOUGHT.index("</think>")].encode()) + len("</think>")
+    options = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+    asked = tooled.chat(**options)
+    have_said(tooled, text, size=size)
+    usage = (asked.chunks()[-1] if stream else asked.json())["usage"]
+    assert usage["completion_tokens_details"] == {"reasoning_tokens": number}
+    assert usage["completion_tokens"] == len(text) + 1
+    response = tooled.ask("/v1/responses", input="hi", stream=stream)
+    have_said(tooled, text, size=size)
+    answer = streamed_response(response) if stream else response.json()
+    assert answer["usage"]["output_tokens_details"] == {"reasoning_tokens": number}
+
+
+def test_where_nobody_looks_for_thoughts_none_are_told(card: ModelCard) -> None:
+    stage = Stage(card)
+    asked = stage.chat()
+    have_said(stage, f"{THOUGHT}Well.".encode())
+    assert "completion_tokens_details" not in asked.json()["usage"]

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastserve.text.answer import AnswerParser, Part
-from fastserve.text.reasoning import REASONING_FORMATS, Thinking
+from fastserve.text.reasoning import REASONING_FORMATS, Thinking, ThoughtTokens
 from tests.text.parts import Said, however_sliced, of_format, read
 
 WITHIN, BEFORE, AFTER = Thinking.WITHIN, Thinking.BEFORE, Thinking.AFTER
@@ -81,3 +81,28 @@ def test_where_an_answer_begins_is_seen_in_the_prompt(
     name: str, prompt: str, thinking: Thinking
 ) -> None:
     assert REASONING_FORMATS[name].beginning(prompt) is thinking
+
+
+@pytest.mark.parametrize(
+    ("thinking", "tokens", "number"),
+    [
+        (WITHIN, ["Hm", ".", "</think>", "Yes"], 3),
+        (WITHIN, ["Hm", ".</th", "ink>\n", "Yes", "</think>"], 3),
+        (WITHIN, ["Hm", "."], 2),
+        (WITHIN, [], 0),
+        (BEFORE, ["<think>", "Hm", "</think>", "Yes"], 3),
+        (BEFORE, ["\n", " <th", "ink>", "Hm", "</think>", "Yes"], 5),
+        (BEFORE, ["<think>", "Hm"], 2),
+        (BEFORE, ["<th", "is", "<think>", "</think>"], 0),
+        (BEFORE, ["<th"], 0),
+        (AFTER, ["<think>", "Hm", "</think>"], 0),
+    ],
+)
+@pytest.mark.parametrize("size", [1, 2, 10])
+def test_the_tokens_of_a_thought_are_counted(
+    thinking: Thinking, tokens: list[str], number: int, size: int
+) -> None:
+    counter = ThoughtTokens([token.encode() for token in tokens], thinking)
+    for start in range(0, len(tokens), size):
+        counter.push(range(start, min(start + size, len(tokens))))
+    assert counter.number == number
