@@ -3,6 +3,8 @@
 python -m bench                          fastserve and its peers, the whole table of works
 python -m bench micro                    each room by itself, against its budget
 python -m bench large                    a stream beside prompts of megabytes
+python -m bench flat                     costs and memory from 1,000 requests to 100,000, and from
+                                         1 stream to 4,096
 """
 
 from __future__ import annotations
@@ -10,10 +12,15 @@ from __future__ import annotations
 import signal
 import sys
 
-from bench import large_requests, micro, run_command
+from bench import flat, large_requests, micro, run_command
 from fastserve.load.build import LoadError
 
-_COMMANDS = {"run": run_command.main, "micro": micro.main, "large": large_requests.main}
+_COMMANDS = {
+    "run": run_command.main,
+    "micro": micro.main,
+    "large": large_requests.main,
+    "flat": flat.main,
+}
 
 
 def main(argv: list[str]) -> int:

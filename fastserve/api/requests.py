@@ -191,10 +191,8 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
         return bool(self.tools) and self.tool_choice.mode in ("required", "named")
 
     def without_prompts(self) -> ChatRequest:
-        """The same without what has become its prompt."""
-        if self.prompt_token_ids is None:
-            return self
-        return msgspec.structs.replace(self, prompt_token_ids=None)
+        """The same without what has become its prompt, which need not be kept until it ends."""
+        return msgspec.structs.replace(self, messages=[], prompt_token_ids=None)
 
     @property
     def logprobs(self) -> int | None:
