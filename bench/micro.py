@@ -15,21 +15,23 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from fastserve.api.chunks import ChatChunks
 from fastserve.api.requests import parse_chat
 from fastserve.engine.fanout import Fanout
 from fastserve.engine.interface import StepOutputs
 from fastserve.engine.model_files import describe
+from fastserve.frontend.in_flight import Choice, InFlight
 from fastserve.frontend.model import Model
+from fastserve.frontend.observing import Observer
 from fastserve.frontend.prepare import prepare_chat
 from fastserve.generation import SamplingParams
 from fastserve.http1.limits import Limits
 from fastserve.http1.reader import RequestReader
 from fastserve.lane.codec import KEY_BYTES, Codec
 from fastserve.lane.ids import request_ids
-from fastserve.lane.messages import Submit
+from fastserve.lane.messages import Outputs, Submit
 from fastserve.load.chats import chat_bodies
 from fastserve.metrics.board import Board
 from fastserve.metrics.catalog import INTER_TOKEN_LATENCY
@@ -44,6 +46,9 @@ from fastserve.text.tool_calls.formats import TOOL_FORMATS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from fastserve.frontend.streams import Answer
+    from fastserve.generation import RequestId, TokenLogprob
 
 _BATCH_S = 0.02
 _BATCHES = 9
@@ -161,6 +166,44 @@ def render() -> Callable[[], object]:
     return frame
 
 
+def chunks() -> Callable[[], object]:
+    """A step's tokens become the chunks of plain streams, and are given to their connections."""
+    board = Board.make(1, recent_max=1)
+    in_flight = InFlight(Observer(Meter(board.numbers(0)), recent=board.recent(0)))
+    head, tail = b"x" * 150, b"y" * 60
+    ids = list(itertools.islice(request_ids(lane=0, incarnation=0), _RUNNING))
+    for request_id in ids:
+        choice = _Plain(request_id)
+        choice.pieces = {1: b'" word"'}
+        choice.frame_head, choice.frame_tail = head, tail
+        choice.frame_bytes = len(head) + len(tail)
+        choice.write_chunk = _taken
+        in_flight.add(choice)
+    outputs = Outputs(request_ids=list(map(int, ids)), token_ids=[1] * _RUNNING)
+    return lambda: in_flight.on_outputs(outputs)
+
+
+class _Plain(Choice):
+    """A stream that has begun, and has nothing else to do but say what comes."""
+
+    __slots__ = ()
+
+    def __init__(self, request_id: RequestId) -> None:
+        nobody = cast("Answer", None)
+        super().__init__(nobody, request_id=request_id, wrote_s=0.0)
+        self.last_s = time.monotonic()
+
+    def push(self, *_: object) -> None:
+        raise AssertionError("it has lent out all that its chunks are made of")
+
+    def hear_prompt(self, logprobs: list[TokenLogprob]) -> None:  # noqa: ARG002 - Choice's
+        raise AssertionError("nobody asked for any")
+
+
+def _taken(_: bytes) -> None:
+    pass
+
+
 def observe() -> Callable[[], object]:
     """The gap between two tokens is read off the clock, and counted."""
     count = Meter(Board.make(1).numbers(0)).timer(INTER_TOKEN_LATENCY)
@@ -196,7 +239,7 @@ def scrape() -> Callable[[], object]:
 ROOMS = (
     Room(name="parser",       unit="request", budget_us=7.0,  make=parser),
     Room(name="validation",   unit="request", budget_us=6.5,  make=validation),
-    Room(name="template",     unit="request", budget_us=22.0, make=template),
+    Room(name="template",     unit="request", budget_us=16.5, make=template),
     Room(name="tokenizer",    unit="request", budget_us=52.0, make=tokenizer),
     Room(name="prompt",       unit="request", budget_us=105.0, make=prompt),
     Room(name="lane submit",  unit="request", budget_us=14.0, make=lane_submit),
@@ -204,6 +247,7 @@ ROOMS = (
     Room(name="detokenizer",  unit="token",   budget_us=0.20, make=detokenizer),
     Room(name="stops",        unit="token",   budget_us=0.25, make=stops),
     Room(name="parts",        unit="token",   budget_us=1.6,  make=parts),
+    Room(name="chunks",       unit="token",   budget_us=0.38, make=chunks, units=_RUNNING),
     Room(name="render",       unit="token",   budget_us=0.33, make=render),
     Room(name="observe",      unit="token",   budget_us=0.32, make=observe),
     Room(name="record",       unit="request", budget_us=1.75, make=record),
