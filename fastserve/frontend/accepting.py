@@ -21,6 +21,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from fastserve.listening import let_nobody_connect
 from fastserve.log import get_logger
 
 if TYPE_CHECKING:
@@ -107,9 +108,13 @@ class Accepting:
             await asyncio.sleep(_LEAVE_LOOK_S)
         self.stop()
         for listener in self._listeners:
+            # One of our own, or ours together; any other is the supervisor's to end.
+            ours = self._board is not None or listener.family != socket.AF_UNIX
+            if ours:
+                let_nobody_connect(listener)
             while self._take(listener):
                 pass
-            if self._board is not None or listener.family != socket.AF_UNIX:
+            if ours:
                 with contextlib.suppress(OSError):  # another was faster
                     listener.shutdown(socket.SHUT_RD)
             listener.close()

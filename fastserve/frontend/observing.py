@@ -155,8 +155,6 @@ class Observer:
         """A request went to the engine, in `submits`."""
         phases, meter = answer.phases, self.meter
         phases.submitted_s = time.monotonic()
-        meter.count(PROMPT_TOKENS, by=answer.prompt_tokens)
-        meter.observe(REQUEST_PROMPT_TOKENS, answer.prompt_tokens)
         meter.observe(PREPROCESSING_TIME, phases.submitted_s - answer.received_s)
         meter.observe(REQUEST_PARAMS_N, answer.request.n)
         meter.observe(REQUEST_PARAMS_MAX_TOKENS, submits[0].sampling.max_tokens)
@@ -175,9 +173,22 @@ class Observer:
                 prompt=text.decode(errors="replace"),
             )
 
+    def first_token(self, answer: Answer, now_s: float, finish: Finish | None) -> None:
+        """The first that came of the engine for a request, be it only `finish`."""
+        answer.phases.first_token(now_s, finish)
+        if answer.phases.first_token_s:
+            self._count_prompt(answer)
+
+    def _count_prompt(self, answer: Answer) -> None:
+        """Once for each request that the engine has taken: what it has refused, it never reads."""
+        self.meter.count(PROMPT_TOKENS, by=answer.prompt_tokens)
+        self.meter.observe(REQUEST_PROMPT_TOKENS, answer.prompt_tokens)
+
     def finished(self, answer: Answer, *, status: int, error: FastserveError | None) -> None:
         """A request has ended, well or not."""
         now_s = time.monotonic()
+        if not answer.phases.first_token_s and (error is None or error.rejection is None):
+            self._count_prompt(answer)  # its client left, or its time was up, before a token came
         cached_tokens = answer.usage().cached_tokens or 0
         self._measure(answer, now_s, status=status, cached_tokens=cached_tokens)
         self._record(answer, now_s, status=status, cached_tokens=cached_tokens)

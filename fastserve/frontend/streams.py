@@ -280,7 +280,7 @@ class StreamedChoice(Choice):
         if self.last_s:
             answer.registry.observer.observe_gaps(now_s - self.last_s)
         elif not answer.phases.first_token_s:
-            answer.phases.first_token(now_s, finish)
+            answer.registry.observer.first_token(answer, now_s, finish)
             start_stream(answer, failing=finish)
         self.last_s = now_s
         self.num_tokens += len(token_ids)

@@ -65,7 +65,7 @@ class WholeChoice(Choice):
         """Take one delta."""
         answer = self.answer
         if not answer.phases.first_token_s:
-            answer.phases.first_token(now_s, finish)
+            answer.registry.observer.first_token(answer, now_s, finish)
         self.num_tokens += len(token_ids)
         if finish is not None:
             answer.phases.finished(finish)

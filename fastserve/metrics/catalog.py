@@ -113,7 +113,9 @@ REQUEST_SUCCESS = Counter(
     labels=("finished_reason",),
     values=(FINISH_REASONS,),
 )
-PROMPT_TOKENS = Counter(name="prompt_tokens", help="Prompt tokens of submitted requests.")
+PROMPT_TOKENS = Counter(
+    name="prompt_tokens", help="Prompt tokens of requests that the engine took."
+)
 GENERATION_TOKENS = Counter(
     name="generation_tokens", help="Tokens that came back for a request in flight."
 )
@@ -202,7 +204,9 @@ INFERENCE_TIME = Histogram(
     buckets=LATENCY_BUCKETS_S,
 )
 REQUEST_PROMPT_TOKENS = Histogram(
-    name="request_prompt_tokens", help="Prompt tokens of each request.", buckets=TOKEN_BUCKETS
+    name="request_prompt_tokens",
+    help="Prompt tokens of each request that the engine took.",
+    buckets=TOKEN_BUCKETS,
 )
 REQUEST_GENERATION_TOKENS = Histogram(
     name="request_generation_tokens", help="Tokens of each choice.", buckets=TOKEN_BUCKETS

@@ -18,6 +18,7 @@ from email.utils import formatdate
 from typing import TYPE_CHECKING
 
 from fastserve.errors import EngineDead, ShuttingDown
+from fastserve.listening import let_nobody_connect
 from fastserve.log import get_logger
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ def _taken(listener: socket.socket, *, most: int) -> list[socket.socket]:
     taken: list[socket.socket] = []
     with contextlib.suppress(OSError):
         listener.setblocking(False)
+        let_nobody_connect(listener)
     while len(taken) < most:
         try:
             taken.append(listener.accept()[0])

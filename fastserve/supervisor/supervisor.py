@@ -365,8 +365,8 @@ class Supervisor:
             self._engine.control.send(LaneClosed(self._acceptors.index(child), child.incarnation))
             if self._outcome is not None:
                 return
-            if self._to_replace[:1] == [child]:
-                del self._to_replace[0]
+            if child in self._to_replace:  # also one that died before its turn
+                self._to_replace.remove(child)
             if child.failure:
                 self._end(EXIT_CONFIG, child.failure)  # trying again cannot help
             elif expected and child not in self._killed_as_useless:

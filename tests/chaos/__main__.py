@@ -14,9 +14,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.chaos.blows import kinds_for
 from tests.chaos.driver import Setup, drive
-from tests.chaos.figures import table
+from tests.chaos.figures import by_configuration, table
+from tests.chaos.kinds import kinds_for
+from tests.chaos.records import Record, append, read
 
 if TYPE_CHECKING:
     from tests.chaos.driver import Outcome
@@ -32,8 +33,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--blows", type=int, default=50, help="of each kind")
     parser.add_argument("--kinds", nargs="+", default=["all"], help="by name, or all")
+    parser.add_argument("--record", type=Path, metavar="FILE", help="append a line for each blow")
+    parser.add_argument(
+        "--table", type=Path, nargs="+", metavar="FILE", help="deal nothing: show these records"
+    )
     parser.add_argument("flags", nargs="*", help="after --: more flags for the server")
     options = parser.parse_args(argv)
+    if options.table:
+        return _show(read(options.table))
     known = kinds_for(options.engine, ranks=options.ranks)
     kinds = known if options.kinds == ["all"] else options.kinds
     if unknown := set(kinds) - set(known):
@@ -41,10 +48,12 @@ def main(argv: list[str] | None = None) -> int:
     print(f"seed {options.seed}", flush=True)
     began_s = time.monotonic()
 
-    outcomes: list[Outcome] = []
+    records: list[Record] = []
 
     def tell(outcome: Outcome) -> None:
-        outcomes.append(outcome)
+        records.append(Record.of(outcome, setup, seed=options.seed))
+        if options.record:
+            append(options.record, records[-1])
         print(
             f"{time.monotonic() - began_s:7.1f} {outcome.blow.kind}:"
             f" answered {outcome.answered_s:.2f} s, over {outcome.over_s:.2f} s"
@@ -58,24 +67,27 @@ def main(argv: list[str] | None = None) -> int:
         contextlib.suppress(KeyboardInterrupt),
         tempfile.TemporaryDirectory(prefix="fs-chaos-") as scratch,
     ):
-        drive(
-            Setup(
-                engine=options.engine,
-                frontends=options.frontends,
-                ranks=options.ranks,
-                clients=options.clients,
-                directory=Path(scratch),
-                flags=tuple(options.flags),
-            ),
-            seed=options.seed,
-            kinds=kinds,
-            blows=options.blows,
-            tell=tell,
+        setup = Setup(
+            engine=options.engine,
+            frontends=options.frontends,
+            ranks=options.ranks,
+            clients=options.clients,
+            directory=Path(scratch),
+            flags=tuple(options.flags),
         )
-    if outcomes:
-        print(table(outcomes))
-    violated = sum(bool(outcome.violations) for outcome in outcomes)
-    print(f"{len(outcomes)} blows, {violated} violated something; seed {options.seed}")
+        drive(setup, seed=options.seed, kinds=kinds, blows=options.blows, tell=tell)
+    if records:
+        print(table(records))
+    violated = sum(bool(record.violations) for record in records)
+    print(f"{len(records)} blows, {violated} violated something; seed {options.seed}")
+    return 1 if violated else 0
+
+
+def _show(records: list[Record]) -> int:
+    print(table(records), by_configuration(records), sep="\n\n")
+    violated = [record for record in records if record.violations]
+    for record in violated:
+        print(f"\n{record.configuration}, {record.kind}, seed {record.seed}:", *record.violations)
     return 1 if violated else 0
 
 

@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.chaos.blows import kinds_for
 from tests.chaos.driver import Setup, drive
 from tests.chaos.figures import table
+from tests.chaos.kinds import kinds_for
+from tests.chaos.records import Record
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.chaos.blows import Engine
+    from tests.chaos.scene import Engine
 
 # Of each kind of process, and of each way to end; those that wait for a time limit are left out.
 QUICK = [
@@ -35,7 +36,7 @@ def deal(directory: Path, *, engine: Engine, frontends: int, kinds: list[str], b
     seed = random.SystemRandom().randrange(10**6)
     setup = Setup(engine=engine, frontends=frontends, clients=12, directory=directory)
     outcomes = drive(setup, seed=seed, kinds=kinds, blows=blows)
-    print(table(outcomes))
+    print(table([Record.of(outcome, setup, seed=seed) for outcome in outcomes]))
     again = (
         f"python -m tests.chaos --seed {seed} --engine {engine} --frontends {frontends}"
         f" --clients 12 --blows {blows} --kinds {shlex.join(kinds)}"

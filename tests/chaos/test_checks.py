@@ -5,13 +5,24 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+from typing import TYPE_CHECKING
 
 import orjson
 import pytest
 
-from tests.chaos.asking import Ask, Ending, Heard, embedded, judge, simulated
-from tests.chaos.blows import KINDS, kinds_for, plan
+from tests.chaos import records as files
+from tests.chaos.asking import Ask, Ending, Heard, Verdict, embedded, judge, simulated
+from tests.chaos.driver import LOST, Outcome, Setup, counted_as
+from tests.chaos.figures import by_configuration, table
+from tests.chaos.kinds import KINDS, kinds_for
+from tests.chaos.load import Result
+from tests.chaos.plan import plan
 from tests.chaos.reading import hear
+from tests.chaos.records import Record
+from tests.chaos.scene import Struck
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 STREAM = Ask(path="/v1/completions", fields={}, pieces=(" a", " b", " c"), stream=True)
 WHOLE = Ask(path="/v1/completions", fields={}, pieces=(" a", " b", " c"), stream=False)
@@ -162,3 +173,69 @@ def test_every_blow_is_dealt_to_a_server_that_is_made_for_it(kinds: list[str]) -
         for blow in life.survives:
             assert not KINDS[blow.kind].exit_codes
             assert KINDS[blow.kind].respawn in (None, life.respawn)
+
+
+GONE, THERE = 1111, 2222  # ports: of a connection that its acceptor held, and of another one
+
+
+def result(ending: Ending, *, began_s: float, ended_s: float, port: int, detail: str) -> Result:
+    verdict = Verdict(ending, detail)
+    return Result(began_s=began_s, ended_s=ended_s, port=port, verdict=verdict)
+
+
+@pytest.mark.parametrize(
+    ("kind", "ending", "times_s", "port", "detail", "excused"),
+    [
+        # The blow begins at 10 s, and strikes at 11 s.
+        ("acceptor kill", Ending.CUT, (9, 11.1), GONE, "", True),
+        ("acceptor kill", Ending.CUT, (9, 11.1), THERE, "", False),
+        ("acceptor kill", Ending.CUT, (9, 9.9), GONE, "", False),
+        ("acceptor kill", Ending.STALE, (10.9, 11.1), THERE, "", False),
+        ("acceptor kill", Ending.ERROR, (9, 11.1), GONE, "engine_dead", False),
+        ("acceptor kill", Ending.REFUSED, (12, 12), 0, "", False),
+        ("acceptor term", Ending.STALE, (11, 11.1), THERE, "", True),
+        ("acceptor term", Ending.STALE, (11, 13), THERE, "", False),
+        ("acceptor term", Ending.CUT, (11, 11.1), THERE, "", False),
+        ("engine kill, respawned", Ending.ERROR, (9, 11.1), THERE, "engine_dead", True),
+        ("engine kill, respawned", Ending.ERROR, (9, 11.1), THERE, "shutting_down", False),
+        ("engine kill, respawned", Ending.ERROR, (9, 9.9), THERE, "engine_dead", False),
+        ("engine kill, respawned", Ending.REFUSED, (12, 12), 0, "", False),
+        ("engine kill", Ending.REFUSED, (12, 12), 0, "", True),
+        ("engine kill", Ending.REFUSED, (10, 10.5), 0, "", False),
+        ("engine kill", Ending.CUT, (9, 11.1), THERE, "", False),
+        ("supervisor kill", Ending.CUT, (9, 11.1), THERE, "", True),
+        ("supervisor kill", Ending.LATE, (9, 69), THERE, "", False),
+        ("supervisor kill", Ending.FALSE, (9, 11.1), THERE, "a token twice", False),
+        ("engine pause", Ending.ERROR, (9, 11.1), THERE, "engine_dead", False),
+    ],
+)
+def test_nothing_is_excused_but_by_the_blow(
+    kind: str,
+    ending: Ending,
+    times_s: tuple[float, float],
+    port: int,
+    detail: str,
+    *,
+    excused: bool,
+) -> None:
+    began_s, ended_s = times_s
+    struck = Struck(at_s=11.0, began_s=10.0, held={GONE})
+    ended = result(ending, began_s=began_s, ended_s=ended_s, port=port, detail=detail)
+    assert counted_as(KINDS[kind], struck, ended) == (ending if excused else LOST)
+
+
+def test_records_come_back_and_make_a_table(tmp_path: Path) -> None:
+    setup = Setup(engine="sim", frontends=4, clients=1, directory=tmp_path, ranks=2)
+    [life] = plan(1, ["engine kill"], blows=1)
+    outcomes = [
+        Outcome(blow=life.last, answered_s=0.25, over_s=1.5, endings={"well": 3, LOST: 1}),
+        Outcome(blow=life.last, answered_s=0.75, over_s=2.5, endings={"error": 2}),
+    ]
+    outcomes[0].violations.append("a request ended cut")
+    records = [Record.of(outcome, setup, seed=7) for outcome in outcomes]
+    for each in records:
+        files.append(tmp_path / "records", each)
+    assert files.read([tmp_path / "records"]) == records
+    row = "2 | 0.50 | 0.75 | 2.00 | 2.50 | 40 | 6 | 3 | 2 | 0 | 0 | 0 | 0 | 1 | 1 |"
+    assert f"| engine kill | {row}" in table(records)
+    assert f"| sim, 2 ranks, K = 4 | {row.replace('40', '')}" in by_configuration(records)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.request import urlopen
 
 import openai
 import psutil
@@ -358,6 +360,25 @@ def test_acceptors_are_replaced_on_sighup_without_losing_a_request(server: Serve
 
     wait_until(replaced)
     assert [stream.wait() for stream in streams] == ["length"] * 3
+
+
+def test_one_that_dies_before_its_turn_is_not_replaced_again(server: Server) -> None:
+    def respawns(reason: str) -> int:
+        with urlopen(server.url + "/metrics", timeout=DEADLINE_S) as answer:
+            text = answer.read().decode()
+        labels = f'process="acceptor",reason="{reason}"'
+        return round(float(re.findall(rf"respawns_total{{{labels}}} (\S+)", text)[0]))
+
+    last = server.find("acceptor 2")
+    server.process.send_signal(signal.SIGHUP)
+    wait_until(lambda: "replacing the acceptors" in server.log)
+    last.kill()
+    wait_until(lambda: (respawns("replaced"), respawns("died")) == (2, 1))
+    wait_until(lambda: len(server.remember_processes()) >= 5 and server.get("/ready")[0] == 200)
+    # Were they still being replaced, this would ask for nothing new.
+    server.process.send_signal(signal.SIGHUP)
+    wait_until(lambda: respawns("replaced") == 5)
+    assert respawns("died") == 1
 
 
 def test_a_signal_during_the_start_ends_it() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from fastserve.generation import Finish, FinishReason, Refusal, RefusalReason, SamplingParams
 from fastserve.lane.messages import Submit, SubmitGroup
-from fastserve.metrics.catalog import ABORTS, ADMISSION_REJECTIONS, ENDPOINTS
+from fastserve.metrics.catalog import ABORTS, ADMISSION_REJECTIONS, ENDPOINTS, PROMPT_TOKENS
 from tests.frontend.stage import LENGTH, MAX_SEQ_LEN, STOP, USER, Stage
 
 if TYPE_CHECKING:
@@ -246,7 +246,20 @@ def test_what_the_engine_refuses_has_never_begun(stage: Stage, *, stream: bool) 
     assert stage.aborted == []
     assert sum(stage.count(ABORTS, *series) for series in ABORTS.series) == 0
     assert stage.count(ADMISSION_REJECTIONS, "queued_requests") == 1
+    assert stage.count(PROMPT_TOKENS) == 0, "nobody will read it"
     assert stage.frontend.num_in_flight == 0
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+def test_a_prompt_counts_once_whatever_comes_of_it(stage: Stage, *, stream: bool) -> None:
+    answered, left = stage.ask(n=2, stream=stream), stage.ask(stream=stream)
+    per_request = len(stage.submits[-1].prompt_token_ids)
+    for request in range(2):
+        stage.say(b"a", STOP, request=request)
+    assert answered.ended
+    assert stage.count(PROMPT_TOKENS) == per_request
+    left.exchange.disconnect()
+    assert stage.count(PROMPT_TOKENS) == 2 * per_request
 
 
 def test_a_refusal_is_told_in_the_words_of_its_dialect(stage: Stage) -> None:
