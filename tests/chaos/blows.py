@@ -40,8 +40,7 @@ def strike_acceptors(scene: Scene, blow: Blow, *, number: int, share: float = 0.
     struck = Struck(at_s=time.monotonic())
     for victim in victims.values():
         victim.suspend()
-    for victim in victims.values():
-        struck.held |= scene.held_by(standing(victim))
+    struck.held = scene.held_by(*[standing(victim) for victim in victims.values()])
     struck.at_s = time.monotonic()
     for victim in victims.values():
         victim.send_signal(number)
@@ -252,7 +251,7 @@ def hang_up_and_stop(scene: Scene, blow: Blow) -> Struck:
     time.sleep(blow.hold / 10)
     if victim.is_running():
         victim.suspend()
-        with contextlib.suppress(psutil.NoSuchProcess):  # it had drained by then
+        with contextlib.suppress(psutil.NoSuchProcess, OSError):  # it had drained by then
             struck.held = scene.held_by(standing(victim))
     return struck
 

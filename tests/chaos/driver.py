@@ -292,6 +292,8 @@ def _judge(
     in_flight = [r for r in results if r.began_s <= struck.at_s <= r.ended_s]
     hit = [r for r in in_flight if r.ending in (Ending.ERROR, Ending.CUT)] or in_flight
     outcome.answered_s = max((r.ended_s - struck.at_s for r in hit), default=0.0)
+    if outcome.answered_s > kind.answered_within_s:
+        outcome.violations.append(f"answered after {outcome.answered_s:.1f} s")
     if not kind.exit_codes and not any(
         r.ending is Ending.WELL and r.ended_s > struck.at_s + outcome.over_s for r in results
     ):

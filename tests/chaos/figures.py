@@ -24,9 +24,8 @@ _COUNTED = {
     LOST: LOST,
 }
 _HEAD = (
-    "number | answered s, median | worst | gone or whole s, median | worst | bound | requests | "
-    + " | ".join(_COUNTED)
-    + " | violated |"
+    "number | answered s, median | worst | bound | gone or whole s, median | worst | bound | "
+    "requests | " + " | ".join(_COUNTED) + " | violated |"
 )
 
 
@@ -61,6 +60,7 @@ def _row(name: str, records: Sequence[Record]) -> str:
     cells = [
         name, len(records),
         f"{statistics.median(answered):.2f}", f"{max(answered):.2f}",
+        f"{KINDS[name].answered_within_s:.0f}" if name in KINDS else "",
         f"{statistics.median(over):.2f}", f"{max(over):.2f}",
         f"{KINDS[name].over_within_s:.0f}" if name in KINDS else "",
         sum(counts), *counts, sum(bool(record.violations) for record in records),

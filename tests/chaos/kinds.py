@@ -58,9 +58,13 @@ _ENGINE_GONE = frozenset({"engine_dead", "engine_starting"})
 _DRAINING = frozenset({"shutting_down"})
 _STARTING = frozenset({"engine_starting"})
 
-# The default of server.terminate_timeout_s, and what a slow machine adds to any end.
+# The defaults of server.terminate_timeout_s and engine_dead_exit_timeout_s, and what a slow machine
+# adds to any end.
 _TERMINATE_TIMEOUT_S = 5.0
+_DEAD_EXIT_TIMEOUT_S = 5.0
 _SLACK_S = 4.0
+# Once nobody is there to ask it of anybody.
+_ALL_GONE_WITHIN_S = 2.0
 # One by one, each with the start of a process.
 _ALL_REPLACED_WITHIN_S = 150.0
 _SHORT_DRAIN = ("--drain-timeout-s", str(SHORT_DRAIN_TIMEOUT_S))
@@ -73,7 +77,8 @@ class Kind:
     whether any kept one may. `exit_codes`: none if the server must survive. `respawn`: whether it
     needs an engine that is respawned, or one that is not; `ranked`: one of several ranks.
     `replaces`: how the names begin of the processes that may be others after it. `restarts`: it
-    ends the server, and another is started at once on its port."""
+    ends the server, and another is started at once on its port. `answered_within_s`: until the last
+    client that it hit has heard of it; `over_within_s`: until all is gone, or whole again."""
 
     strike: Callable[[Scene, Blow], Struck]
     errors: frozenset[str] = _NONE
@@ -85,6 +90,7 @@ class Kind:
     ranked: bool = False
     replaces: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
+    answered_within_s: float = 40.0
     over_within_s: float = 40.0
     leaves_directory: bool = False
     tracebacks: bool = False
@@ -101,18 +107,21 @@ def _paused(strike: Strike, **what: Any) -> Kind:
     return Kind(strike=strike, **what)
 
 
-def _respawned(strike: Strike, **what: Any) -> Kind:
+def _respawned(strike: Strike, *, seen_within_s: float = STALL_KILL_S, **what: Any) -> Kind:
     """The engine has a successor; until that is ready, clients are told."""
     return Kind(
-        strike=strike, errors=_ENGINE_GONE, respawn=True, **({"replaces": ("engine",)} | what)
-    )
+        strike=strike, errors=_ENGINE_GONE, respawn=True,
+        answered_within_s=seen_within_s + _SLACK_S, **({"replaces": ("engine",)} | what),
+    )  # fmt: skip
 
 
-def _fatal(strike: Strike, **what: Any) -> Kind:
+def _fatal(strike: Strike, *, seen_within_s: float = STALL_KILL_S, **what: Any) -> Kind:
     """The engine's end is the server's: kept connections are closed as it goes."""
+    over_within_s = seen_within_s + _DEAD_EXIT_TIMEOUT_S + _SLACK_S
     return Kind(
         strike=strike, errors=_ENGINE_GONE, stales=True, respawn=False,
-        exit_codes=frozenset({70}), **what,
+        exit_codes=frozenset({70}), answered_within_s=seen_within_s + _SLACK_S,
+        **({"over_within_s": over_within_s} | what),
     )  # fmt: skip
 
 
@@ -138,7 +147,8 @@ def _killed(number: int, **what: Any) -> Kind:
     """With the supervisor, everybody goes: there is nobody left to say so."""
     return Kind(
         strike=partial(signal_supervisor, numbers=[number]), cuts=True, stales=True,
-        exit_codes=frozenset({-number}), leaves_directory=True, **what,
+        exit_codes=frozenset({-number}), leaves_directory=True,
+        over_within_s=_ALL_GONE_WITHIN_S + _SLACK_S, **what,
     )  # fmt: skip
 
 
@@ -155,22 +165,30 @@ _ACCEPTORS = {
     "all acceptors kill": _survived(partial(strike_acceptors, number=_KILL, share=1.0)),
 }  # fmt: skip
 
+# A death is seen at once, and told.
+_TOLD = {"seen_within_s": 1.0}
+
 # How the engine ends, or one of its ranks.
-_DEATHS: dict[str, tuple[Strike, dict[str, bool]]] = {
-    "rank kill": (partial(strike_rank, number=_KILL), {"ranked": True}),
+_DEATHS: dict[str, tuple[Strike, dict[str, Any]]] = {
+    "rank kill": (partial(strike_rank, number=_KILL), {"ranked": True, **_TOLD}),
     "rank stop": (partial(strike_rank, number=_STOP), {"ranked": True}),
-    "engine kill": (partial(strike_engine, number=_KILL), {}),
-    "engine segv": (partial(strike_engine, number=_SEGV), {}),
-    "engine term": (partial(strike_engine, number=_TERM), {}),
+    "engine kill": (partial(strike_engine, number=_KILL), _TOLD),
+    "engine segv": (partial(strike_engine, number=_SEGV), _TOLD),
+    "engine term": (partial(strike_engine, number=_TERM), _TOLD),
     "engine stop": (partial(strike_engine, number=_STOP), {}),
     "engine exception": (
-        partial(script_engine, die_by="exception"), {"scripted": True, "tracebacks": True}
+        partial(script_engine, die_by="exception"),
+        {"scripted": True, "tracebacks": True, **_TOLD},
     ),
-    "engine exit": (partial(script_engine, die_by="exit"), {"scripted": True}),
+    "engine exit": (partial(script_engine, die_by="exit"), {"scripted": True, **_TOLD}),
     "engine hang": (script_engine, {"scripted": True}),
 }  # fmt: skip
 
-_HELD_UP = {"over_within_s": DEAD_EXIT_TIMEOUT_S + _SLACK_S / 2, "flags": _DEAD_EXIT}
+_HELD_UP: dict[str, Any] = {
+    "seen_within_s": DEAD_EXIT_TIMEOUT_S,  # by those that were held up
+    "over_within_s": DEAD_EXIT_TIMEOUT_S + _SLACK_S / 2,
+    "flags": _DEAD_EXIT,
+}
 
 _ENGINES = {
     **{name: _fatal(strike, **what) for name, (strike, what) in _DEATHS.items()},

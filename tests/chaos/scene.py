@@ -5,7 +5,9 @@ Knows nothing of kinds, nor of what must hold after a blow.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import psutil
@@ -89,13 +91,23 @@ class Scene:
         # Whoever of the acceptors answers.
         return all(self.server.get("/ready")[0] == 200 for _ in range(2))
 
-    def held_by(self, process: psutil.Process) -> set[int]:
-        """The ports of the clients that are connected to this process, which stands still."""
-        return {
-            each.raddr.port
-            for each in process.net_connections("tcp")
-            if each.raddr and each.laddr.port == self.server.port
+    def held_by(self, *processes: psutil.Process) -> set[int]:
+        """The ports of the clients that are connected to these processes, which stand still.
+
+        They may not for long, and the kernel's table has thousands of connections that were: it is
+        read once for all of them.
+        """
+        links = {
+            os.readlink(fd)
+            for process in processes
+            for fd in Path(f"/proc/{process.pid}/fd").iterdir()
         }
+        ports = set()
+        for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+            _, local, remote, _, _, _, _, _, _, inode, *_ = line.split()
+            if f"socket:[{inode}]" in links and int(local[9:], 16) == self.server.port:
+                ports.add(int(remote[9:], 16))
+        return ports - {0}
 
 
 def standing(process: psutil.Process) -> psutil.Process:

@@ -32,14 +32,22 @@ QUICK = [
 QUICK_EMBEDDED = ["acceptor kill", "engine kill, respawned", "engine kill", "supervisor term"]
 
 
-def deal(directory: Path, *, engine: Engine, frontends: int, kinds: list[str], blows: int) -> None:
+def deal(
+    directory: Path,
+    *,
+    engine: Engine,
+    frontends: int,
+    kinds: list[str],
+    blows: int,
+    ranks: int = 1,
+) -> None:
     seed = random.SystemRandom().randrange(10**6)
-    setup = Setup(engine=engine, frontends=frontends, clients=12, directory=directory)
+    setup = Setup(engine=engine, frontends=frontends, clients=12, directory=directory, ranks=ranks)
     outcomes = drive(setup, seed=seed, kinds=kinds, blows=blows)
     print(table([Record.of(outcome, setup, seed=seed) for outcome in outcomes]))
     again = (
         f"python -m tests.chaos --seed {seed} --engine {engine} --frontends {frontends}"
-        f" --clients 12 --blows {blows} --kinds {shlex.join(kinds)}"
+        f" --ranks {ranks} --clients 12 --blows {blows} --kinds {shlex.join(kinds)}"
     )
     violations = [f"{o.blow.kind}: {each}" for o in outcomes for each in o.violations]
     assert not violations, "\n".join([*violations, again])
@@ -62,3 +70,12 @@ def test_a_few_blows_with_a_real_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize("engine", ["sim", "embedded"])
 def test_every_blow(tmp_path: Path, engine: Engine, frontends: int) -> None:
     deal(tmp_path, engine=engine, frontends=frontends, kinds=kinds_for(engine), blows=3)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_every_blow_to_an_engine_of_ranks(tmp_path: Path, ranks: int) -> None:
+    pytest.importorskip("mpi4py")
+    kinds = kinds_for("sim", ranks=ranks)
+    deal(tmp_path, engine="sim", frontends=4, ranks=ranks, kinds=kinds, blows=2)

@@ -83,3 +83,18 @@ def test_a_separate_socket_each_serves_everyone() -> None:
         assert min(spread) > 0, spread  # 4 * 0.75**40 that one has none: 4 in 100,000
         for connection in connections:
             connection.close()
+
+
+@pytest.mark.parametrize("accept", ["shared", "reuseport"])
+def test_those_in_the_queue_of_a_dead_acceptor_wait_for_its_successor(accept: str) -> None:
+    with Server("--engine", "sim", "--frontends", "1", "--accept", accept) as server:
+        victim = server.find("acceptor 0")
+        victim.suspend()
+        wait_until(lambda: victim.status() == psutil.STATUS_STOPPED)
+        clients = [http.client.HTTPConnection("127.0.0.1", server.port, timeout=30) for _ in "1234"]
+        for client in clients:
+            client.request("GET", "/version")
+        victim.kill()
+        for client in clients:
+            assert client.getresponse().status == 200
+            client.close()

@@ -18,7 +18,7 @@ import openai
 import psutil
 import pytest
 
-from tests.e2e.harness import DEADLINE_S, Server, wait_until
+from tests.e2e.harness import DEADLINE_S, Server, failing, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -257,6 +257,15 @@ def test_a_crash_loop_ends_the_server_with_the_reason() -> None:
         second.kill()
         assert server.wait_exit() == 3
         assert "crash loop" in server.log
+
+
+def test_acceptors_that_cannot_even_be_imported_end_the_start(tmp_path: Path) -> None:
+    (tmp_path / "httptools.py").write_text("raise RuntimeError('a broken wheel')")
+    paths = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    with failing(*SIM, "--frontends", "2", environment={"PYTHONPATH": paths}) as server:
+        assert server.wait_exit() == 3
+        assert "a broken wheel" in server.log
+        assert "crashes again and again" in server.log
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
