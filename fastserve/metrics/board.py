@@ -16,6 +16,7 @@ import contextlib
 import mmap
 import os
 import time
+import weakref
 from dataclasses import dataclass
 from multiprocessing.reduction import DupFd
 from typing import Any
@@ -56,6 +57,8 @@ class Board:
         self._memory_fd = memory_fd
         self._nudge_fds = nudge_fds
         self.recent_max = recent_max
+        # Whoever still has a row of it keeps the memory, which needs no descriptor any more.
+        weakref.finalize(self, _close_all, [memory_fd, *nudge_fds]).atexit = False
         rows = len(nudge_fds)
         memory = memoryview(mmap.mmap(memory_fd, _bytes_of(rows, recent_max)))
         ends = [rows * _ROW_BYTES, rows * _ROW_BYTES + (rows + _OTHERS) * _NUMBERS * 8]
@@ -169,6 +172,12 @@ class Slot:
     def unseen(self) -> None:
         """Note that nobody is to wait for the acceptor any more."""
         self._words[_SEEN_NS] = 0
+
+
+def _close_all(fds: list[int]) -> None:
+    for fd in fds:
+        with contextlib.suppress(OSError):
+            os.close(fd)
 
 
 def _bytes_of(rows: int, recent_max: int) -> int:

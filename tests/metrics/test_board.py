@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import select
 import time
@@ -44,3 +45,17 @@ def test_a_nudge_wakes_the_one_it_is_for() -> None:
     fds = [board.nudge_fd(lane) for lane in range(2)]
     assert select.select(fds, [], [], 0)[0] == [fds[1]]
     assert os.eventfd_read(fds[1]) == 2
+
+
+def test_a_board_that_nobody_has_any_more_leaves_no_descriptor() -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    board = Board.make(3, recent_max=2)
+    row = board.numbers(1)
+    assert len(set(os.listdir("/proc/self/fd")) - before) >= 4
+    del board
+    gc.collect()
+    row[0] = 7.0
+    assert row[0] == 7.0, "who has a row can go on"
+    del row
+    gc.collect()
+    assert set(os.listdir("/proc/self/fd")) <= before
