@@ -115,7 +115,7 @@ class InFlight:
         now_s = time.monotonic()
         if outputs.prompt_logprobs:
             self._hear_prompts(outputs)
-        if outputs.counts is None and not outputs.logprobs:
+        if outputs.counts is None and not outputs.logprobs and not _ends_after_more(outputs):
             late = self._take_tokens(outputs, now_s)
         else:
             late = self._take_deltas(outputs, now_s)
@@ -210,3 +210,12 @@ class InFlight:
             choice = self._by_id.get(outputs.request_ids[index])
             if choice is not None:
                 choice.hear_prompt(logprobs)
+
+
+def _ends_after_more(outputs: Outputs) -> bool:
+    """Whether a request may end here and have another token before: ends must not go first then.
+
+    So it is where an engine tells of two of its own steps at once.
+    """
+    request_ids = outputs.request_ids
+    return bool(outputs.finishes) and len(set(request_ids)) < len(request_ids)

@@ -164,6 +164,27 @@ def test_nothing_follows_the_end_of_an_answer_that_fails_in_the_same_step(stage:
     assert asked.said(0) == asked.said(2) == "aa"
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_two_steps_of_one_request_at_once_stay_in_order(stage: Stage, *, stream: bool) -> None:
+    """As it is when an engine's own steps are read two at a time: the second may be the last."""
+    first, second = stage.ask(stream=stream), stage.ask(stream=stream)
+    step(stage, b"aa")
+    one, other = (submit.request_id for submit in stage.submits)
+    stage.frontend.on_outputs(
+        Outputs(request_ids=[one, other, one, other], token_ids=list(b"bbcc"), finishes={2: LENGTH})
+    )
+    stage.frontend.on_outputs(
+        Outputs(request_ids=[other, other], token_ids=list(b"dd"), finishes={1: LENGTH})
+    )
+    if stream:
+        assert (first.said(), second.said()) == ("abc", "abcdd")
+    else:
+        texts = [asked.json()["choices"][0]["text"] for asked in (first, second)]
+        assert texts == ["abc", "abcdd"]
+    assert stage.count(GENERATION_TOKENS) == 3 + 5
+    assert stage.count(LANE_DROPS, "late") == 0
+
+
 def test_gaps_are_counted_whoever_had_them(stage: Stage) -> None:
     stage.ask(stream=True)
     step(stage, b"a")
