@@ -88,7 +88,8 @@ class Outputs(msgspec.Struct, frozen=True, kw_only=True):
     """Engine -> acceptor: what one step added to the requests of this lane, in columns.
 
     `request_ids[i]` gets the next `counts[i]` of `token_ids` (`counts` None: one each). A request
-    may be there more than once, in order. `finishes[i]` is there if that ended it; `logprobs[i]` has one entry per token, if asked for.
+    may be there more than once, in order. `finishes[i]` is there if that ended it, and
+    `logprobs[i]` has one entry per token, if asked for.
     `prompt_logprobs[i]` comes once, with or before the first token: one entry for each token of the
     prompt but the first, which nothing comes before.
     """
