@@ -7,6 +7,7 @@
     report.py       JSON and Markdown; plots.py draws
     peers/          small servers to compare with
     micro.py        a budget for each room
+    aims.py         figures beside their aims; aims_parts.py measures them
 
 Other modules are programs of their own: each says what it measures, and prints figures.
 """

@@ -3,6 +3,7 @@
 python -m bench                          fastserve and its peers, the whole table of works
 python -m bench micro                    each room by itself, against its budget
 python -m bench large                    a stream beside prompts of megabytes
+python -m bench aims                     starts, spread of connections, latency, beside their aims
 python -m bench flat                     costs and memory from 1,000 requests to 100,000, and from
                                          1 stream to 4,096
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 import signal
 import sys
 
-from bench import flat, large_requests, micro, run_command
+from bench import aims, flat, large_requests, micro, run_command
 from fastserve.load.build import LoadError
 
 _COMMANDS = {
@@ -20,6 +21,7 @@ _COMMANDS = {
     "micro": micro.main,
     "large": large_requests.main,
     "flat": flat.main,
+    "aims": aims.main,
 }
 
 

@@ -144,10 +144,12 @@ def running(
     model: str | None,
     cores: Collection[int] | None,
     start_timeout_s: float,
+    until_models: bool = True,
 ) -> Iterator[Running]:
     """Start a server on `cores`, wait until it has a model, and end it and all its processes.
 
-    Raises LoadError, with the end of its log, if it exits or does not become ready.
+    Not `until_models`: do not wait, and know no model. Raises LoadError, with the end of its log,
+    if it exits or does not become ready.
     """
     port = _free_port()
     with tempfile.TemporaryFile("w+") as log:
@@ -162,7 +164,9 @@ def running(
                 start_new_session=True,
             )
         try:
-            served = _wait_ready(process, port=port, timeout_s=start_timeout_s)
+            served = ""
+            if until_models:
+                served = _wait_ready(process, port=port, timeout_s=start_timeout_s)
             yield Running(pid=process.pid, port=port, model=served)
         except LoadError as error:
             log.seek(0)

@@ -99,6 +99,7 @@ def as_json(result: Result, *, server_s: float | None = None) -> dict[str, Any]:
     }
     for name, times in (("ttft", result.ttft), ("itl", result.itl), ("latency", result.latency)):
         fields[f"{name}_ms"] = {f"p{100 * q:g}": times.quantile_ms(q) for q in _QUANTILES} | {
+            "max": times.max_ns / 1e6 if times.total else None,
             "mean": times.mean_ms(),
             "count": times.total,
         }

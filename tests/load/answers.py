@@ -43,11 +43,15 @@ def whole(body: bytes, *, status: str = "200 OK") -> bytes:
 
 @dataclass
 class Answering:
-    """What the server does: the answer, sent in slices or at once, and what it was asked."""
+    """What the server does: the answer, sent in slices or at once, and what it was asked.
+
+    `delay_s` is before each answer, `stalls_s` before the first ones, one after the other.
+    """
 
     answer: bytes = b""
     slice_bytes: int = 1 << 20
     delay_s: float = 0.0
+    stalls_s: list[float] = field(default_factory=list)
     closes: bool = False
     asked: list[bytes] = field(default_factory=list)
 
@@ -65,8 +69,9 @@ class AnsweringHandler(socketserver.StreamRequestHandler):
                 head += self.rfile.readline()
             length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
             answering.asked.append(self.rfile.read(length))
-            if answering.delay_s:
-                time.sleep(answering.delay_s)
+            stall_s = answering.stalls_s.pop(0) if answering.stalls_s else 0.0
+            if answering.delay_s or stall_s:
+                time.sleep(answering.delay_s + stall_s)
             try:
                 for at in range(0, len(answering.answer), answering.slice_bytes):
                     self.wfile.write(answering.answer[at : at + answering.slice_bytes])

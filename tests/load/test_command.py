@@ -50,6 +50,45 @@ def test_an_open_loop_sends_at_its_rate(
     assert 60 < len(answering[0].asked) < 150
 
 
+@pytest.mark.parametrize("kind", ["Poisson", "trace"])
+def test_what_a_server_that_stands_still_keeps_from_being_sent_counts_as_waited(
+    kind: str, answering: tuple[Answering, int], tmp_path: Path
+) -> None:
+    # It stands still for 0.5 s at its first request, and one connection is all there is: those
+    # that were due meanwhile are sent late, and answered at once. Counted from when they were sent,
+    # all but the first would have taken no time.
+    answering[0].answer, answering[0].stalls_s = TWO, [0.5]
+    trace = tmp_path / "trace.jsonl"
+    lines = [json.dumps({"at_s": at / 100, "body": {"n": at}}) for at in range(50)]
+    trace.write_text("\n".join(lines))
+    loads = {
+        "Poisson": ["--rate", "100", "--duration-s", "0.5", "--warm-s", "0"],
+        "trace": ["--trace", str(trace)],
+    }
+    figures_path = tmp_path / "figures"
+    wanted = [*loads[kind], "-c", "1", "--json", str(figures_path)]
+    assert main(flags(answering[1], *wanted)) == 0
+    figures = json.loads(figures_path.read_text())
+    assert figures["unfinished"] == 0
+    assert 20 < figures["latency_ms"]["count"] == len(answering[0].asked) < 90
+    # Due at an even pace over the 0.5 s: half of them waited for more than a quarter of a second.
+    assert 150 < figures["latency_ms"]["p50"] < 400
+    assert 150 < figures["ttft_ms"]["p50"] < 400
+    assert figures["latency_ms"]["p99"] > 400
+
+
+def test_a_closed_loop_has_every_stall_in_its_tail_and_only_there(
+    answering: tuple[Answering, int], tmp_path: Path
+) -> None:
+    answering[0].answer, answering[0].stalls_s = TWO, [0.0, 0.3]
+    figures_path = tmp_path / "figures"
+    wanted = ["--duration-s", "1", "--warm-s", "0", "-c", "1", "--json", str(figures_path)]
+    assert main(flags(answering[1], *wanted)) == 0
+    figures = json.loads(figures_path.read_text())
+    assert figures["latency_ms"]["p50"] < 100
+    assert figures["latency_ms"]["max"] >= 300
+
+
 def test_a_trace_is_replayed_body_by_body(
     answering: tuple[Answering, int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
