@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import hypothesis
 import psutil
 import pytest
 
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
 # multiprocessing's own helper of this process: it ends with us.
 _HELPERS = "multiprocessing.resource_tracker"
 _DEADLINE_S = 10.0
+
+# How long an example takes is the machine's affair; figures belong to bench/.
+hypothesis.settings.register_profile("fastserve", deadline=None)
+hypothesis.settings.load_profile("fastserve")
 
 
 def _left() -> set[str]:

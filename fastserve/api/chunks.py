@@ -10,6 +10,7 @@ Knows nothing of sockets or of what HTTP puts around an event (RFC 9112, 7.1).
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, ClassVar
 
 import orjson
@@ -41,8 +42,7 @@ class _Chunks:
     """
 
     __slots__ = (
-        "_open",
-        "_prefix",
+        "_prefix_bytes",
         "_prompt_tokens",
         "_text_head",
         "_text_offset",
@@ -71,22 +71,29 @@ class _Chunks:
         `continuous_prompt_tokens` is the length of the prompt if every chunk shall carry the usage
         so far. Then `text` is not for it, and the others want `completion_tokens`.
         """
-        self._prefix = b'data: {"id":%b,"object":"%b","created":%d,"model":%b,"choices":[' % (
+        prefix = b'data: {"id":%b,"object":"%b","created":%d,"model":%b,"choices":[' % (
             _dumps(completion_id),
             self._OBJECT,
             created,
             _dumps(model),
         )
-        self._open = b'%b{"index":%d,' % (self._prefix, index)
+        self._prefix_bytes = len(prefix)
         self._prompt_tokens = continuous_prompt_tokens
         self._usage = b',"usage":null' if include_usage else b""
-        self._text_head = self._open + self._TEXT
-        self._text_tail = b'%b,"logprobs":null,"finish_reason":null}]%b}\n\n' % (
-            self._TEXT_END,
-            self._usage,
-        )
+        self._text_head = b'%b{"index":%d,%b' % (prefix, index, self._TEXT)
+        self._text_tail = _text_tail(self._TEXT_END, self._usage)
         # The characters whose logprobs have been told: where the next token begins.
         self._text_offset = 0
+
+    # Thousands of streams are in flight: what begins every event is kept once.
+
+    @property
+    def _prefix(self) -> bytes:
+        return self._text_head[: self._prefix_bytes]
+
+    @property
+    def _open(self) -> bytes:
+        return self._text_head.removesuffix(self._TEXT)
 
     def text(self, text: str) -> bytes:
         """The event of a chunk that adds `text`."""
@@ -207,6 +214,11 @@ class CompletionChunks(_Chunks):
         offset = self._text_offset
         self._text_offset += sum(token.num_characters for token in tokens)
         return completion_logprobs(tokens, text_offset=offset)
+
+
+@functools.cache
+def _text_tail(text_end: bytes, usage: bytes) -> bytes:
+    return b'%b,"logprobs":null,"finish_reason":null}]%b}\n\n' % (text_end, usage)
 
 
 def _prompt_token_ids(ids: Sequence[int] | None) -> bytes:

@@ -359,7 +359,7 @@ class Frontend:
             deadline_s=deadline_s,
         )
         self._answers.add(answer)
-        exchange.body = b""  # it has been read, and a stream may last
+        exchange.forget_request()  # it has been read, and an answer may last
         submits = []
         for index, (prompt, sampling) in enumerate(choices):
             choice = choice_of(

@@ -184,6 +184,21 @@ class Answer:
                 self.exchange.probe()  # no dialect's stream begins with a ping of its own
         self.pinged_s = time.monotonic()
 
+    @property
+    def streamed(self) -> list[StreamedChoice]:
+        """Its choices, if it is a stream."""
+        return [choice for choice in self.choices if isinstance(choice, StreamedChoice)]
+
+    def flush(self) -> None:
+        """The client is ready again: write what was held."""
+        # One write for all: after the first of many the client might not be ready any more.
+        self.exchange.write(b"".join([choice.release() for choice in self.streamed]))
+
+    def pause(self) -> None:
+        """The client is not ready: hold what comes."""
+        for choice in self.streamed:
+            choice.pause()
+
     def finished(self, *, status: int, error: FastserveError | None = None) -> None:
         """Tell how it went, and let go.
 
@@ -245,9 +260,11 @@ class StreamedChoice(Choice):
         self._text = text
         self._chunks = chunks
         self._prompt_token_ids = prompt_token_ids
-        self._prompt = prompt
-        # Where its logprobs are wanted too, they come with the first token (hear_prompt).
-        self._echo = prompt.echo if request.prompt_logprobs is None else ""
+        # Where the prompt's logprobs are wanted they come with the first token (hear_prompt), and
+        # its echo with them; nobody else needs it any more, and it may be long.
+        heard = request.prompt_logprobs is not None
+        self._prompt = prompt if heard else None
+        self._echo = "" if heard else prompt.echo
         self._held = ""
         self._held_ids: list[int] = []
         self._held_logprobs: list[TokenText] = []
@@ -264,7 +281,8 @@ class StreamedChoice(Choice):
 
     def hear_prompt(self, logprobs: list[TokenLogprob]) -> None:
         """Take the logprobs of the prompt, before any token: with the echo they wait for a text."""
-        prompt = self._prompt
+        prompt, self._prompt = self._prompt, None
+        assert prompt is not None, "nobody asked for them"
         self._held = prompt.echo
         self._held_logprobs = self.answer.token_texts.of_prompt(prompt, logprobs)
 
@@ -398,17 +416,7 @@ def start_stream(answer: Answer, *, failing: Finish | None) -> None:
         return
     if not answer.exchange.started:
         answer.exchange.start_stream()
-    streamed = [choice for choice in answer.choices if isinstance(choice, StreamedChoice)]
-
-    def flush() -> None:
-        # One write for all: after the first of many the client might not be ready any more.
-        answer.exchange.write(b"".join([choice.release() for choice in streamed]))
-
-    def pause() -> None:
-        for choice in streamed:
-            choice.pause()
-
-    answer.exchange.on_writable = flush
-    answer.exchange.on_unwritable = pause
-    if preface := b"".join([choice.begin() for choice in streamed]):
+    answer.exchange.on_writable = answer.flush
+    answer.exchange.on_unwritable = answer.pause
+    if preface := b"".join([choice.begin() for choice in answer.streamed]):
         answer.exchange.write(preface)

@@ -44,7 +44,8 @@ class WholeChoice(Choice):
     ) -> None:
         super().__init__(answer, request_id=request_id, wrote_s=0.0)
         self._text = text
-        self._prompt = prompt
+        # Its logprobs come before any token; nobody else needs it any more, and it may be long.
+        self._prompt = prompt if answer.request.prompt_logprobs is not None else None
         self._parts = [prompt.echo]
         self._ids: list[int] = []
         self._logprobs: list[TokenText] = []
@@ -53,7 +54,9 @@ class WholeChoice(Choice):
 
     def hear_prompt(self, logprobs: list[TokenLogprob]) -> None:
         """Take the logprobs of the prompt, before any token."""
-        self._logprobs = self.answer.token_texts.of_prompt(self._prompt, logprobs)
+        prompt, self._prompt = self._prompt, None
+        assert prompt is not None, "nobody asked for them"
+        self._logprobs = self.answer.token_texts.of_prompt(prompt, logprobs)
 
     def push(
         self,

@@ -177,10 +177,9 @@ class Connection(asyncio.Protocol):
 
     @property
     def persists(self) -> bool:
-        """Whether the connection goes on after the answer that is being given."""
+        """Whether the connection goes on after the answer that is being given, if both want it."""
         return (
-            self._head.keep_alive
-            and not self._close_after_answer
+            not self._close_after_answer
             and not self._connections.draining
             and not (self._eof and not self._reader.buffered_bytes)
             and self._requests != self._limits.requests_per_connection_max
@@ -325,6 +324,7 @@ class Connection(asyncio.Protocol):
         if self._held_bytes:
             self._release_body()
         self._exchange = Exchange(self, head=self._head, body=body, send=self._transport.write)
+        del self._head  # the exchange may last, and may not need all of it
         return self._exchange
 
     def _respond_early(self, refusal: Response) -> None:
@@ -479,7 +479,8 @@ class Connection(asyncio.Protocol):
     def _start_watch(self) -> None:
         """Find out whether a client that has finished sending still waits for its answer."""
         # HTTP/1.0 knows no interim response that could be sent to find out.
-        if self._watch is None or self._tls or self._head.minor == 0:
+        exchange = self._exchange
+        if self._watch is None or self._tls or exchange is None or exchange.head.minor == 0:
             self.abort()
         else:
             self._watch.start()

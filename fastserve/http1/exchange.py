@@ -99,6 +99,15 @@ class Exchange:
         self._started = False
         self._chunked = False
 
+    @property
+    def _persists(self) -> bool:
+        return self.head.keep_alive and self._connection.persists
+
+    def forget_request(self) -> None:
+        """Keep neither the body nor the fields: nothing more will be read of them."""
+        self.body = b""
+        self.head = self.head._replace(headers=())
+
     def respond(self, response: Response) -> None:
         """Give the whole answer. The body of an answer to HEAD is described and not sent.
 
@@ -107,7 +116,7 @@ class Exchange:
         if self.ended:
             return
         assert not self._started, "a stream is ended, not responded to"
-        close = response.close or not self._connection.persists
+        close = response.close or not self._persists
         self._send(
             render_response(
                 response,
@@ -134,7 +143,7 @@ class Exchange:
             request_id=self.request_id,
             content=_STREAM_CHUNKED if chunked else _STREAM,
             headers=headers + self.headers,
-            connection=self._connection_line(close=not chunked or not self._connection.persists),
+            connection=self._connection_line(close=not chunked or not self._persists),
         )
         self._started = True
         self._chunked = chunked
@@ -158,7 +167,7 @@ class Exchange:
             last = event
         if last:
             self._send(last)
-        self._finish(close=not self._chunked or not self._connection.persists)
+        self._finish(close=not self._chunked or not self._persists)
 
     def cut(self) -> None:
         """Give up: close so that the client can see that the answer is not complete."""

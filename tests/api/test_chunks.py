@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from openai.types import Completion
 from openai.types.chat import ChatCompletionChunk
@@ -207,7 +207,6 @@ def test_offsets_go_on_from_chunk_to_chunk() -> None:
     assert offsets == [0, 2, 2, 3]
 
 
-@settings(deadline=None)
 @given(
     texts=st.lists(st.text(st.characters(codec="utf-8")), max_size=5),
     model=st.text(st.characters(codec="utf-8")),

@@ -100,7 +100,7 @@ JSON = st.recursive(
 
 @pytest.mark.parametrize("path", FINE)
 @given(data=st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_whatever_does_not_fit_is_refused(path: str, data: st.DataObject) -> None:
     [media] = DOCUMENT["paths"][path]["post"]["requestBody"]["content"].values()
     names = sorted(resolve(media["schema"]["$ref"], DOCUMENT)["properties"])

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fastserve.api.prompts import PROMPTS_MAX
@@ -571,7 +571,6 @@ MESSAGES = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(st.dictionaries(st.sampled_from(FIELDS) | TEXT, JSON), MESSAGES | JSON, JSON)
 def test_an_object_is_a_request_or_refused(fields: Any, messages: Any, prompt: Any) -> None:
     body = orjson.dumps(fields | {"messages": messages, "prompt": prompt})
@@ -581,7 +580,6 @@ def test_an_object_is_a_request_or_refused(fields: Any, messages: Any, prompt: A
         assert parse_completion(body).prompts
 
 
-@settings(deadline=None)
 @given(JSON.filter(lambda value: not isinstance(value, dict)))
 def test_what_is_no_object_is_refused(value: Any) -> None:
     for parse in (parse_chat, parse_completion):
@@ -589,7 +587,6 @@ def test_what_is_no_object_is_refused(value: Any) -> None:
             parse(orjson.dumps(value))
 
 
-@settings(deadline=None)
 @given(st.binary())
 def test_no_bytes_raise_anything_but_invalid_request(body: bytes) -> None:
     for parse in (parse_chat, parse_completion):

@@ -18,9 +18,7 @@ if TYPE_CHECKING:
     from tests.frontend.stage import Asked, Stage
 
 # A stage is a value that asks and answers one request after the other.
-ONE_STAGE = settings(
-    deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+ONE_STAGE = settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 # Letters that stops are made of, characters of two to four bytes, a control token, a whole word,
 # and bytes that are no text.
 TOKENS = st.lists(

@@ -460,7 +460,7 @@ PIECES: Sequence[str] = [
     size=st.integers(1, 12),
     cut=st.booleans(),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_stream_is_the_whole(tooled: Stage, text: str, size: int, *, cut: bool) -> None:
     raw = text.encode()
     assert chat(tooled, text, size=size, cut=cut, stream=True) == chat(tooled, text, cut=cut)
@@ -473,7 +473,7 @@ def test_a_stream_is_the_whole(tooled: Stage, text: str, size: int, *, cut: bool
     text=st.lists(st.sampled_from([*PIECES, "STOP", "ST"]), max_size=8).map("".join),
     size=st.integers(1, 12),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_a_stream_with_a_stop_string_is_the_whole(tooled: Stage, text: str, size: int) -> None:
     streamed = chat(tooled, text, size=size, stream=True, stop=["STOP"])
     assert streamed == chat(tooled, text, stop=["STOP"], size=1)

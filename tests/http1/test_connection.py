@@ -1060,7 +1060,7 @@ VALID = [
 Mutation = tuple[int, int, bytes]
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(
     messages=st.lists(st.sampled_from(VALID), min_size=1, max_size=4),
     mutations=st.lists(

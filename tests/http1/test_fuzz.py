@@ -41,14 +41,14 @@ def test_each_message_of_the_corpus_with_everything_that_may_happen(message: byt
             play(message[:middle] + happening + message[middle:], tls=tls)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(script=st.lists(st.one_of(pieces, st.integers(0, 13)), max_size=12), tls=st.booleans())
 def test_mixtures_of_messages_and_events(script: list[bytes | int], tls: bool) -> None:
     data = b"".join(HAPPENS + bytes([one]) if isinstance(one, int) else one for one in script)
     play(data, tls=tls)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(st.lists(pieces, max_size=5))
 def test_slicing_changes_nothing(parts: list[bytes]) -> None:
     check_slicing(b"".join(parts))
@@ -129,7 +129,7 @@ class Life(RuleBasedStateMachine):
 
 
 TestLife = Life.TestCase
-TestLife.settings = settings(deadline=None, max_examples=150, stateful_step_count=25)
+TestLife.settings = settings(max_examples=150, stateful_step_count=25)
 
 
 @pytest.mark.skipif(

@@ -58,7 +58,7 @@ def test_the_tokens_are_those_of_the_library(
             assert ids == words.encode(text), "and again, from what was learnt"
     assert looked_up > 250
 
-    @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
     @given(text=TEXTS)
     def any_text(text: str) -> None:
         ids = words.encode(text)

@@ -95,9 +95,7 @@ def test_texts_are_tokenized_as_llama_cpp_does(
         assert ids == llama.tokenize(text, parse_special=parse_special), text
 
 
-@settings(
-    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     text=st.text(
         st.sampled_from(" \n\t▁abcdefst<>[]INST/tool0x4🔥é天") | st.characters(codec="utf-8")

@@ -59,7 +59,7 @@ def test_a_thought_is_told_as_it_comes() -> None:
     ),
     thinking=st.sampled_from(Thinking),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_no_slicing_changes_what_is_said(pieces: list[str], thinking: Thinking) -> None:
     make = partial(AnswerParser.of_model, thinking=thinking)
     assert read(make(), pieces) == however_sliced(make, "".join(pieces))

@@ -212,7 +212,7 @@ def fragments(name: str) -> st.SearchStrategy[str]:
 
 @pytest.mark.parametrize("name", TABLES)
 @given(data=st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_no_slicing_changes_what_is_said(name: str, data: st.DataObject) -> None:
     text = data.draw(fragments(name))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)))))
@@ -226,7 +226,7 @@ def test_no_slicing_changes_what_is_said(name: str, data: st.DataObject) -> None
 @pytest.mark.parametrize("name", TABLES)
 @given(text=st.text(alphabet=st.characters(exclude_characters="<[{"), max_size=200))
 @example(text=" \n" * 100)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_a_text_without_calls_stays_as_it_is(name: str, text: str) -> None:
     assert "".join(part for part in however_sliced(of_format(name), text) if part) == text
 
@@ -255,7 +255,7 @@ def written(name: str, arguments: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize("name", TABLES.keys() - {"qwen3_coder"})  # whose values have no type
 @given(arguments=st.dictionaries(KEYWORDS, JSON, max_size=4), size=st.integers(1, 20))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_arguments_arrive_as_they_were_meant(
     name: str, arguments: dict[str, Any], size: int
 ) -> None:
