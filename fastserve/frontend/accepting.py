@@ -78,7 +78,8 @@ class Accepting:
         self._connections_max = connections_max
         self._protocol = protocol
         self._tls = tls
-        self._deferrals = 0
+        # How often in a row each socket's first connection has been left to another.
+        self._deferrals = dict.fromkeys(listeners, 0)
         self._retry: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self.active = False
@@ -182,7 +183,7 @@ class Accepting:
             self._accept_on(listener)
 
     def _accept_on(self, listener: socket.socket) -> None:
-        while self.active and not self._defers() and self._take(listener):
+        while self.active and not self._defers(listener) and self._take(listener):
             pass
 
     def _take(self, listener: socket.socket) -> bool:
@@ -190,7 +191,7 @@ class Accepting:
         try:
             connection, _ = listener.accept()
         except BlockingIOError:
-            self._deferrals = 0
+            self._deferrals[listener] = 0
             return False
         except OSError as error:
             if error.errno in _EXHAUSTED:
@@ -199,7 +200,7 @@ class Accepting:
             # Another acceptor has ended the socket; or that connection alone is gone already, for
             # which accept(2) names several ways.
             return error.errno != errno.EINVAL
-        self._deferrals = 0
+        self._deferrals[listener] = 0
         if self._slot.connections >= self._connections_max:
             log.warning_burst("closing a connection: too many", most=self._connections_max)
             connection.close()
@@ -210,15 +211,20 @@ class Accepting:
         task.add_done_callback(self._tasks.discard)
         return True
 
-    def _defers(self) -> bool:
+    def _defers(self, listener: socket.socket) -> bool:
+        """Leave what waits, if anything does, to one that holds fewer; but not for ever."""
         if self._board is None:
             return False
         fewest, lane = self._board.least_loaded(now_ns=time.monotonic_ns())
         if self._slot.connections <= fewest + (fewest >> _SLACK_SHIFT):
             return False
-        if self._deferrals >= _DEFERRALS_MAX:
+        if not _has_waiting(listener):
+            # Whoever was left to another has been taken; the next is deferred as often again.
+            self._deferrals[listener] = 0
+            return True
+        if self._deferrals[listener] >= _DEFERRALS_MAX:
             return False
-        self._deferrals += 1
+        self._deferrals[listener] += 1
         self._board.nudge(lane)
         self._retry_in(_DEFERRAL_S, self._accept)
         return True
@@ -256,3 +262,10 @@ class Accepting:
             log.debug("connection failed", error=str(error))
             connection.close()
             self._slot.connections -= 1
+
+
+def _has_waiting(listener: socket.socket) -> bool:
+    """Whether somebody waits to be accepted. A socket that another has ended has somebody, too."""
+    poll = select.poll()
+    poll.register(listener, select.POLLIN)
+    return bool(poll.poll(0))

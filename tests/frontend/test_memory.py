@@ -37,7 +37,7 @@ def test_neither_prompt_nor_head_is_kept_while_an_answer_lasts(
             said = {"messages": [{"role": "user", "content": text}]}
         body = orjson.dumps(said | {"stream": stream, "max_tokens": 9})
         all_asked = [stage.request("POST", path, body=body, headers=headers) for _ in range(NUM)]
-        ids = [submit.request_id for submit in stage.submits]
+        ids: list[int] = [submit.request_id for submit in stage.submits]
         stage.inbox.clear()
         for _ in range(2):
             stage.frontend.on_outputs(Outputs(request_ids=ids, token_ids=[97] * NUM))
