@@ -51,6 +51,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "control": set(),
     "listening": set(),
+    "readable": set(),
     "process": {"control", "errors", "log"},
     "supervisor": {"control", "process", "errors", "listening", "log"},
     "frontend": {
@@ -61,6 +62,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "credentials",
         "listening",
         "process",
+        "readable",
         "http1",
         "api",
         "text",
@@ -75,6 +77,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "config_trtllm",
         "control",
         "process",
+        "readable",
         "lane",
         "text",
         "metrics",

@@ -9,7 +9,6 @@ Knows nothing of the inference library, of HTTP or of text.
 
 from __future__ import annotations
 
-import select
 import time
 from typing import TYPE_CHECKING, assert_never
 
@@ -32,6 +31,7 @@ from fastserve.lane.messages import (
 )
 from fastserve.log import get_logger
 from fastserve.metrics.meter import Meter
+from fastserve.readable import wait_readable
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -138,7 +138,7 @@ class EngineCore:
         if wait_s:
             self._lanes.send_gathered()
         control_fd = self._control.fileno()
-        readable: list[int] = select.select((self._lanes.fd, control_fd, *fds), (), (), wait_s)[0]
+        readable = wait_readable(self._lanes.fd, control_fd, *fds, timeout_s=wait_s)
         if control_fd in readable:
             self._obey()
         return readable

@@ -11,7 +11,6 @@ Knows nothing of lanes, HTTP or text.
 from __future__ import annotations
 
 import math
-import select
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -24,6 +23,7 @@ from fastserve.engine.offload import Offload
 from fastserve.engine.waiting import WaitingQueue
 from fastserve.generation import Finish, FinishReason, RequestId, packed_embedding
 from fastserve.log import get_logger
+from fastserve.readable import wait_readable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -95,7 +95,7 @@ class LlamaEmbedder:
         self._batch.clear()
         self._batch.add([0], position=0, sequence=0, logits=True)
         self._computer.start(self._compute)
-        while not select.select((self._computer.fd,), (), (), 0.1)[0]:
+        while not wait_readable(self._computer.fd, timeout_s=0.1):
             waiting()
         self._computer.result()
         self._context.truncate(0)

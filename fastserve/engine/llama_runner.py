@@ -12,7 +12,6 @@ Knows nothing of lanes, HTTP or text.
 from __future__ import annotations
 
 import functools
-import select
 import time
 from typing import TYPE_CHECKING
 
@@ -27,6 +26,7 @@ from fastserve.engine.schedule import PROMPT_LOGPROBS_ROWS_MAX, Request, Schedul
 from fastserve.errors import GenerationFailed, InvalidRequest
 from fastserve.generation import Finish, FinishReason
 from fastserve.log import get_logger
+from fastserve.readable import wait_readable
 from fastserve.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class LlamaRunner:
         self._batch.clear()
         self._batch.add([0], position=0, sequence=0, logits=True)
         self._decoder.start(self._decode)
-        while not select.select((self._decoder.fd,), (), (), 0.1)[0]:
+        while not wait_readable(self._decoder.fd, timeout_s=0.1):
             waiting()
         self._decoder.result()
         self._context.truncate(0)

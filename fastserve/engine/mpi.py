@@ -29,6 +29,7 @@ from fastserve.engine.mpi_release import broken, fail, pool_of, release
 from fastserve.engine.mpi_watch import IdentityWatch, RankIdentity, descendants, kill_all
 from fastserve.errors import EngineDead, StartError
 from fastserve.log import get_logger
+from fastserve.readable import wait_readable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -242,7 +243,7 @@ class MpiSession:
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
                 return False
-            select.select((self._poll,), (), (), left_s)
+            wait_readable(self._poll.fileno(), timeout_s=left_s)
 
     def check(self) -> None:
         """Release the session and raise EngineDead if a rank is lost. Does not wait."""

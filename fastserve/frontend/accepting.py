@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 from fastserve.listening import let_nobody_connect
 from fastserve.log import get_logger
+from fastserve.readable import wait_readable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -218,7 +219,7 @@ class Accepting:
         fewest, lane = self._board.least_loaded(now_ns=time.monotonic_ns())
         if self._slot.connections <= fewest + (fewest >> _SLACK_SHIFT):
             return False
-        if not _has_waiting(listener):
+        if not wait_readable(listener.fileno(), timeout_s=0.0):
             # Whoever was left to another has been taken; the next is deferred as often again.
             self._deferrals[listener] = 0
             return True
@@ -262,10 +263,3 @@ class Accepting:
             log.debug("connection failed", error=str(error))
             connection.close()
             self._slot.connections -= 1
-
-
-def _has_waiting(listener: socket.socket) -> bool:
-    """Whether somebody waits to be accepted. A socket that another has ended has somebody, too."""
-    poll = select.poll()
-    poll.register(listener, select.POLLIN)
-    return bool(poll.poll(0))

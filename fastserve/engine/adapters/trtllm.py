@@ -50,6 +50,7 @@ from fastserve.errors import (
     StartError,
 )
 from fastserve.log import get_logger
+from fastserve.readable import wait_readable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -135,7 +136,7 @@ class TensorRTLLMEngine:
         mpi_shm.sweep()  # of an engine before this one that had no time to
         start = _Start(arguments)
         self._loading = GenerationLoop(start.make_llm, is_fatal=start.is_fatal)
-        while not select.select((self._loading.fd,), (), (), _PROGRESS_INTERVAL_S)[0]:
+        while not wait_readable(self._loading.fd, timeout_s=_PROGRESS_INTERVAL_S):
             progress(0.0)
         if self._loading.error is not None:
             raise _start_error(self._loading.error)
