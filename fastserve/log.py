@@ -79,6 +79,11 @@ class Logger:
     def debug(self, event: str, /, **fields: object) -> None:
         self._log(logging.DEBUG, event, fields)
 
+    @property
+    def shows_info(self) -> bool:
+        """Whether `info` writes anything: for where its fields are many."""
+        return self._logger.isEnabledFor(logging.INFO)
+
     def info(self, event: str, /, **fields: object) -> None:
         self._log(logging.INFO, event, fields)
 

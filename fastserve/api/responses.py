@@ -60,6 +60,8 @@ def cached_of_all(by_choice: Sequence[int | None], *, n: int) -> int | None:
     The choices of a prompt find that of each other computed too, so the least of them counts.
     None: some choice ended before the engine could tell.
     """
+    if len(by_choice) == 1:
+        return by_choice[0]
     told = [tokens for tokens in by_choice if tokens is not None]
     if len(told) < len(by_choice):
         return None

@@ -189,7 +189,7 @@ class Observer:
         now_s = time.monotonic()
         if not answer.phases.first_token_s and (error is None or error.rejection is None):
             self._count_prompt(answer)  # its client left, or its time was up, before a token came
-        cached_tokens = answer.usage().cached_tokens or 0
+        cached_tokens = answer.num_cached_tokens or 0
         self._measure(answer, now_s, status=status, cached_tokens=cached_tokens)
         self._record(answer, now_s, status=status, cached_tokens=cached_tokens)
         self._log(answer, now_s, status=status, error=error)
@@ -263,6 +263,8 @@ class Observer:
     def _log(
         self, answer: Answer, now_s: float, *, status: int, error: FastserveError | None
     ) -> None:
+        if error is None and not log.shows_info:
+            return
         phases = answer.phases
         fields: dict[str, object] = {
             "id": answer.exchange.request_id,

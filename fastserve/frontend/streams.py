@@ -131,12 +131,17 @@ class Answer:
         told = [choice.thoughts.number for choice in self.choices if choice.thoughts is not None]
         return sum(told) if told else None
 
+    @property
+    def num_cached_tokens(self) -> int | None:
+        """How many tokens of its prompts the engine had already; None: it did not tell."""
+        by_choice = [self.cached_tokens.get(choice.request_id) for choice in self.choices]
+        return responses.cached_of_all(by_choice, n=self.request.n)
+
     def usage(self) -> responses.Usage:
-        cached_tokens = [self.cached_tokens.get(choice.request_id) for choice in self.choices]
         return responses.Usage(
             prompt_tokens=self.prompt_tokens,
             completion_tokens=self.num_tokens,
-            cached_tokens=responses.cached_of_all(cached_tokens, n=self.request.n),
+            cached_tokens=self.num_cached_tokens,
             reasoning_tokens=self.reasoning_tokens,
         )
 

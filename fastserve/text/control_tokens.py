@@ -48,11 +48,11 @@ class ControlTokens:
     __slots__ = (
         "_beginnings",
         "_by_text",
-        "_first",
         "_longest",
         "_lookalike",
         "_pattern",
         "_plain",
+        "_suspicious",
     )
 
     def __init__(self, tokens: Iterable[ControlToken]) -> None:
@@ -63,8 +63,9 @@ class ControlTokens:
             token.lstrip or token.rstrip or token.single_word for token in self._by_text.values()
         )
         any_token = _longest_of(texts) if texts else r"(?!)"
+        # Most of what is said has none of the characters with which control tokens begin.
         firsts = "".join(re.escape(first) for first in {text[0] for text in texts})
-        self._first = re.compile(f"[{firsts}]" if firsts else r"(?!)")
+        self._suspicious = re.compile(f"[{firsts}{GUARD}]")
         self._pattern = re.compile(f"(?:{any_token})(?!{GUARD})")
         self._lookalike = re.compile(f"(?={any_token})(.)", re.DOTALL)
         self._beginnings = frozenset(text[:n] for text in texts for n in range(1, len(text)))
@@ -105,10 +106,17 @@ class ControlTokens:
             raise InvalidRequest("a message or a tool is nested too deeply") from error
 
     def _guarded(self, value: object) -> object:
+        search = self._suspicious.search
         if isinstance(value, str):
-            return self._guard_text(value)
+            return value if search(value) is None else self._guard_text(value)
         if isinstance(value, dict):
-            return {self._guarded(key): self._guarded(item) for key, item in value.items()}
+            # Each message is one, and nearly all in it are strings that need nothing.
+            return {
+                key if search(key) is None else self._guard_text(key): (
+                    item if type(item) is str and search(item) is None else self._guarded(item)
+                )
+                for key, item in value.items()
+            }
         if isinstance(value, list):
             return [self._guarded(item) for item in value]
         return value
@@ -116,9 +124,6 @@ class ControlTokens:
     def _guard_text(self, text: str) -> str:
         if GUARD in text:
             raise InvalidRequest("a message contains a lone surrogate, which is not valid Unicode")
-        # Most of what is said has none of the characters with which control tokens begin.
-        if self._first.search(text) is None:
-            return text
         guarded = self._lookalike.sub(rf"\1{GUARD}", text)
         # What ends as a control token begins may be completed by what the template puts next. The
         # template may also strip it first.
