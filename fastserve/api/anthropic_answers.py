@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import orjson
 
-from fastserve.api.responses import said
+from fastserve.api.responses import Ending, Usage, said
 from fastserve.api.tools import Call, Thought
 from fastserve.errors import EngineDead
 from fastserve.generation import FinishReason
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from fastserve.api.dialect import Chunks, PartChunks
-    from fastserve.api.responses import Choice, Usage
+    from fastserve.api.responses import Choice
     from fastserve.api.tools import Part
     from fastserve.errors import FastserveError
 
@@ -111,18 +111,11 @@ class MessagesDialect:
     ) -> bytes:
         [choice] = choices
         assert created
-        stop = _stop(
-            choice.finish_reason,
-            choice.stop_reason,
-            completion_tokens=usage.completion_tokens,
-            max_tokens=self._max_tokens,
-            called=bool(choice.calls),
-        )
+        ending = Ending(choice.finish_reason, choice.stop_reason, usage.completion_tokens)
+        stop = _stop(ending, max_tokens=self._max_tokens, called=bool(choice.calls))
         message = _message(completion_id, model=model, prompt_tokens=usage.prompt_tokens)
         message["content"] = _blocks(choice)
-        message["usage"] = _usage(
-            usage.prompt_tokens, usage.completion_tokens, cached_tokens=usage.cached_tokens
-        )
+        message["usage"] = _usage(usage)
         return _dumps(message | stop)
 
     def error_body(self, error: FastserveError) -> bytes:
@@ -163,24 +156,10 @@ class MessageChunks:
         """The same: this dialect cannot ask for more."""
         return self.text(text)
 
-    def finish(
-        self,
-        reason: FinishReason,
-        *,
-        stop_reason: str | int | None = None,
-        completion_tokens: int | None = None,
-        cached_tokens: int | None = None,
-        reasoning_tokens: int | None = None,  # noqa: ARG002 - this dialect does not tell them
-    ) -> bytes:
+    def finish(self, ending: Ending, /) -> bytes:
         """The events after the last text: the block ends, why, the message ends."""
-        assert completion_tokens is not None
-        stop = _stop(
-            reason,
-            stop_reason,
-            completion_tokens=completion_tokens,
-            max_tokens=self._max_tokens,
-        )
-        usage = _usage(self._prompt_tokens, completion_tokens, cached_tokens=cached_tokens)
+        stop = _stop(ending, max_tokens=self._max_tokens)
+        usage = _usage(ending.usage(prompt_tokens=self._prompt_tokens))
         return (
             _event("content_block_stop", index=0)
             + _event("message_delta", delta=stop, usage=usage)
@@ -243,25 +222,10 @@ class MessagePartChunks(MessageChunks):
         """The event that ends a call."""
         return self._end_block()
 
-    def finish(
-        self,
-        reason: FinishReason,
-        *,
-        stop_reason: str | int | None = None,
-        completion_tokens: int | None = None,
-        cached_tokens: int | None = None,
-        reasoning_tokens: int | None = None,  # noqa: ARG002 - this dialect does not tell them
-    ) -> bytes:
+    def finish(self, ending: Ending, /) -> bytes:
         """The events after the last part: the block ends, why, the message ends."""
-        assert completion_tokens is not None
-        stop = _stop(
-            reason,
-            stop_reason,
-            completion_tokens=completion_tokens,
-            max_tokens=self._max_tokens,
-            called=self._called,
-        )
-        usage = _usage(self._prompt_tokens, completion_tokens, cached_tokens=cached_tokens)
+        stop = _stop(ending, max_tokens=self._max_tokens, called=self._called)
+        usage = _usage(ending.usage(prompt_tokens=self._prompt_tokens))
         begun = self._in_block("text", text="") if self._index < 0 else b""
         return (
             begun
@@ -332,36 +296,27 @@ def _message(message_id: str, *, model: str, prompt_tokens: int) -> dict[str, ob
         "content": [],
         "stop_reason": None,
         "stop_sequence": None,
-        "usage": _usage(prompt_tokens, 0),
+        "usage": _usage(Usage(prompt_tokens=prompt_tokens, completion_tokens=0)),
     }
 
 
-def _usage(
-    prompt_tokens: int, completion_tokens: int, *, cached_tokens: int | None = None
-) -> dict[str, object]:
+def _usage(usage: Usage) -> dict[str, object]:
     # Clients add the four up: what was cached is not input besides. Nobody pays for keeping it.
-    cached = cached_tokens or 0
+    cached = usage.cached_tokens or 0
     return {
-        "input_tokens": prompt_tokens - cached,
+        "input_tokens": usage.prompt_tokens - cached,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": cached,
-        "output_tokens": completion_tokens,
+        "output_tokens": usage.completion_tokens,
     }
 
 
-def _stop(
-    reason: FinishReason,
-    stop_reason: str | int | None,
-    *,
-    completion_tokens: int,
-    max_tokens: int,
-    called: bool = False,
-) -> dict[str, object]:
+def _stop(ending: Ending, *, max_tokens: int, called: bool = False) -> dict[str, object]:
     """Why a message ended, in the API's words."""
-    if isinstance(stop_reason, str):
-        return {"stop_reason": "stop_sequence", "stop_sequence": stop_reason}
-    if reason is FinishReason.LENGTH:
-        full = completion_tokens < max_tokens
+    if isinstance(ending.stop_reason, str):
+        return {"stop_reason": "stop_sequence", "stop_sequence": ending.stop_reason}
+    if ending.reason is FinishReason.LENGTH:
+        full = ending.completion_tokens < max_tokens
         word = "model_context_window_exceeded" if full else "max_tokens"
         return {"stop_reason": word, "stop_sequence": None}
     return {"stop_reason": "tool_use" if called else "end_turn", "stop_sequence": None}

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from fastserve.api.logprobs import TokenText
+    from fastserve.api.responses import Ending
     from fastserve.generation import FinishReason
 
 DONE = b"data: [DONE]\n\n"
@@ -127,26 +128,14 @@ class _Chunks:
             self._usage_so_far(completion_tokens),
         )
 
-    def finish(
-        self,
-        reason: FinishReason,
-        *,
-        stop_reason: str | int | None = None,
-        completion_tokens: int | None = None,
-        cached_tokens: int | None = None,  # noqa: ARG002 - of a dialect that tells them here
-        reasoning_tokens: int | None = None,  # noqa: ARG002 - likewise
-    ) -> bytes:
-        """The event of the choice's last chunk, which adds no text.
-
-        `stop_reason` (vLLM's extension) is the stop string or the stop token id that ended it.
-        `reason` is STOP or LENGTH: who was aborted hears nothing, and a failure is an error event.
-        """
+    def finish(self, ending: Ending, /) -> bytes:
+        """The event of the choice's last chunk, which adds no text."""
         return b'%b%b,"logprobs":null,"finish_reason":"%b","stop_reason":%b}]%b}\n\n' % (
             self._open,
             self._NO_TEXT,
-            self._finish_word(reason).encode(),
-            _dumps(stop_reason),
-            self._usage_so_far(completion_tokens),
+            self._finish_word(ending.reason).encode(),
+            _dumps(ending.stop_reason),
+            self._usage_so_far(ending.completion_tokens),
         )
 
     def usage(self, usage: Usage) -> bytes:

@@ -20,9 +20,8 @@ if TYPE_CHECKING:
 
     from fastserve.api.logprobs import TokenText
     from fastserve.api.requests import ChatRequest, GenerationRequest
-    from fastserve.api.responses import Choice, Usage
+    from fastserve.api.responses import Choice, Ending, Usage
     from fastserve.errors import FastserveError
-    from fastserve.generation import FinishReason
 
 # A comment (WHATWG HTML 9.2): keeps a stream open, and means nothing to any client.
 COMMENT = b": ping\n\n"
@@ -50,15 +49,7 @@ class Chunks(Protocol):
         completion_tokens: int | None = None,
     ) -> bytes: ...
 
-    def finish(
-        self,
-        reason: FinishReason,
-        *,
-        stop_reason: str | int | None = None,
-        completion_tokens: int | None = None,
-        cached_tokens: int | None = None,
-        reasoning_tokens: int | None = None,
-    ) -> bytes: ...
+    def finish(self, ending: Ending, /) -> bytes: ...
 
     def usage(self, usage: Usage, /) -> bytes: ...
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from fastserve.api.logprobs import TokenText
     from fastserve.api.response_objects import ResponseDialect
-    from fastserve.api.responses import Usage
+    from fastserve.api.responses import Ending, Usage
     from fastserve.errors import FastserveError
 
 _dumps = orjson.dumps
@@ -108,29 +108,14 @@ class ResponseChunks:
         self._logprobs += told
         return self._event("response.output_text.delta", **self._where, delta=text, logprobs=told)
 
-    def finish(
-        self,
-        reason: FinishReason,
-        *,
-        stop_reason: str | int | None = None,
-        completion_tokens: int | None = None,
-        cached_tokens: int | None = None,
-        reasoning_tokens: int | None = None,
-    ) -> bytes:
+    def finish(self, ending: Ending, /) -> bytes:
         """The events after the last text: each thing that is complete, the innermost first."""
-        assert completion_tokens is not None, f"ended by {stop_reason}"
         text = "".join(self._parts)
-        usage = responses.Usage(
-            prompt_tokens=self._prompt_tokens,
-            completion_tokens=completion_tokens,
-            cached_tokens=cached_tokens,
-            reasoning_tokens=reasoning_tokens,
-        )
         response = self._dialect.finished(
             [text],
-            reason,
+            ending.reason,
             logprobs=self._logprobs,
-            usage=usage,
+            usage=ending.usage(prompt_tokens=self._prompt_tokens),
             created=self._created,
             model=self._model,
         )
@@ -234,31 +219,16 @@ class ResponsePartChunks(ResponseChunks):
         """Nothing: whether a call is complete is only known from what follows it."""
         return b""
 
-    def finish(
-        self,
-        reason: FinishReason,
-        *,
-        stop_reason: str | int | None = None,
-        completion_tokens: int | None = None,
-        cached_tokens: int | None = None,
-        reasoning_tokens: int | None = None,
-    ) -> bytes:
+    def finish(self, ending: Ending, /) -> bytes:
         """The events after the last part."""
-        assert completion_tokens is not None, f"ended by {stop_reason}"
         begun = b"" if self._open is not None else self._begin("")
-        status = "incomplete" if reason is FinishReason.LENGTH else "completed"
+        status = "incomplete" if ending.reason is FinishReason.LENGTH else "completed"
         ended = self._end(status)
-        usage = responses.Usage(
-            prompt_tokens=self._prompt_tokens,
-            completion_tokens=completion_tokens,
-            cached_tokens=cached_tokens,
-            reasoning_tokens=reasoning_tokens,
-        )
         response = self._dialect.finished(
             self._done,
-            reason,
+            ending.reason,
             logprobs=[],
-            usage=usage,
+            usage=ending.usage(prompt_tokens=self._prompt_tokens),
             created=self._created,
             model=self._model,
         )

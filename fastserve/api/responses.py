@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import orjson
 
@@ -52,6 +52,29 @@ class Usage:
         if self.reasoning_tokens is not None:
             usage["completion_tokens_details"] = {"reasoning_tokens": self.reasoning_tokens}
         return usage
+
+
+class Ending(NamedTuple):
+    """How a choice ended, and its own numbers, which are told as in Usage.
+
+    `reason` is STOP or LENGTH: who was aborted hears nothing, and a failure is an error event.
+    `stop_reason` (vLLM's extension) is the stop string or the stop token id that ended it.
+    """
+
+    reason: FinishReason
+    stop_reason: str | int | None = None
+    completion_tokens: int = 0
+    cached_tokens: int | None = None
+    reasoning_tokens: int | None = None
+
+    def usage(self, *, prompt_tokens: int) -> Usage:
+        """That of an exchange with this choice alone."""
+        return Usage(
+            prompt_tokens=prompt_tokens,
+            completion_tokens=self.completion_tokens,
+            cached_tokens=self.cached_tokens,
+            reasoning_tokens=self.reasoning_tokens,
+        )
 
 
 def cached_of_all(by_choice: Sequence[int | None], *, n: int) -> int | None:

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from fastserve.api.dialect import Chunks, PartChunks, PartDialect
     from fastserve.api.logprobs import TokenText
     from fastserve.api.requests import ChatRequest
-    from fastserve.api.responses import Choice, Usage
+    from fastserve.api.responses import Choice, Ending, Usage
     from fastserve.api.tools import Part as AnswerPart
     from fastserve.frontend.model import Model
     from fastserve.frontend.prepare import Prompt
     from fastserve.frontend.streams import Answer
-    from fastserve.generation import FinishReason, RequestId
+    from fastserve.generation import RequestId
     from fastserve.text.reasoning import Thinking
     from fastserve.text.stream import TextStream
     from fastserve.text.tool_calls.formats import ToolFormat
@@ -207,27 +207,13 @@ class ParsedChunks:
             self._ids = [*(self._ids or ()), *token_ids]
         return self._told(self._reading.push(text), completion_tokens)
 
-    def finish(
-        self,
-        reason: FinishReason,
-        *,
-        stop_reason: str | int | None = None,
-        completion_tokens: int | None = None,
-        cached_tokens: int | None = None,
-        reasoning_tokens: int | None = None,
-    ) -> bytes:
+    def finish(self, ending: Ending, /) -> bytes:
         """The events of what the end frees, and of the end."""
-        counted = completion_tokens if self._parsing.continuous_usage else None
+        counted = ending.completion_tokens if self._parsing.continuous_usage else None
         events = self._told(self._reading.finish(), counted)
         if self._logprobs or self._ids:
             events += self._content("", counted)
-        return events + self._chunks.finish(
-            reason,
-            stop_reason=stop_reason,
-            completion_tokens=completion_tokens,
-            cached_tokens=cached_tokens,
-            reasoning_tokens=reasoning_tokens,
-        )
+        return events + self._chunks.finish(ending)
 
     def usage(self, usage: Usage, /) -> bytes:
         return self._chunks.usage(usage)

@@ -378,13 +378,14 @@ class StreamedChoice(Choice):
         text, self._held = self._held + text, ""
         last = answer.closing(self, abort=abort)
         events = self._event(text) if text or self._held_ids or self._held_logprobs else b""
-        events += self._chunks.finish(
+        ending = responses.Ending(
             finish.reason,
             stop_reason=self._text.stopped or finish.stop_token_id,
             completion_tokens=self.num_tokens,
             cached_tokens=answer.cached_tokens.get(self.request_id),
             reasoning_tokens=None if self.thoughts is None else self.thoughts.number,
         )
+        events += self._chunks.finish(ending)
         if not last:
             answer.exchange.write(events)
             return

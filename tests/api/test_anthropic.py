@@ -12,7 +12,7 @@ from fastserve.api.anthropic_answers import MessagesDialect, error_body, token_c
 from fastserve.api.anthropic_requests import parse_count, parse_messages
 from fastserve.api.messages import MESSAGES_MAX
 from fastserve.api.requests import ChatRequest
-from fastserve.api.responses import Choice, Usage
+from fastserve.api.responses import Choice, Ending, Usage
 from fastserve.errors import (
     EngineDead,
     EngineStarting,
@@ -181,7 +181,7 @@ def test_a_message_streams_like_this() -> None:
         chunks.first()
         + chunks.text("Hel")
         + chunks.text('lo "you"\n')
-        + chunks.finish(FinishReason.STOP, completion_tokens=2)
+        + chunks.finish(Ending(FinishReason.STOP, completion_tokens=2))
     )
     usage = (
         '{{"input_tokens":5,"cache_creation_input_tokens":0,"cache_read_input_tokens":0,'
@@ -237,7 +237,7 @@ def test_how_a_message_ended(
     assert (message.stop_reason, message.stop_sequence) == (word, sequence)
     assert (message.usage.input_tokens, message.usage.output_tokens) == (5, tokens)
     chunks = dialect.chunks(**SAME, index=0, prompt_tokens=5)
-    events = chunks.finish(reason, stop_reason=stop_reason, completion_tokens=tokens)
+    events = chunks.finish(Ending(reason, stop_reason=stop_reason, completion_tokens=tokens))
     delta = orjson.loads(events.split(b"data: ")[2].split(b"\n")[0])
     assert delta["delta"] == {"stop_reason": word, "stop_sequence": sequence}
     assert delta["usage"] == orjson.loads(whole)["usage"]

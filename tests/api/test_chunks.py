@@ -13,7 +13,7 @@ from openai.types.chat import ChatCompletionChunk
 
 from fastserve.api.chunks import DONE, ChatChunks, CompletionChunks
 from fastserve.api.logprobs import TokenText
-from fastserve.api.responses import Usage
+from fastserve.api.responses import Ending, Usage
 from fastserve.generation import FinishReason
 
 FLAME = "🔥".encode()
@@ -55,7 +55,7 @@ def test_a_chat_streams_like_this() -> None:
         chunks.first()
         + chunks.text("Hel")
         + chunks.text('lo "you"\n')
-        + chunks.finish(FinishReason.STOP)
+        + chunks.finish(Ending(FinishReason.STOP))
         + chunks.usage(usage)
         + DONE
     )
@@ -84,7 +84,7 @@ def test_a_completion_streams_like_this() -> None:
         chunks.first()
         + chunks.text("Once")
         + chunks.text(" upon")
-        + chunks.finish(FinishReason.LENGTH)
+        + chunks.finish(Ending(FinishReason.LENGTH))
         + DONE
     )
     head = (
@@ -109,7 +109,7 @@ def test_openais_client_reads_every_chunk_of_a_chat(*, include_usage: bool) -> N
             chunks.first(),
             chunks.text("Hi"),
             chunks.text_with("Hi", logprobs=tokens),
-            chunks.finish(FinishReason.LENGTH),
+            chunks.finish(Ending(FinishReason.LENGTH)),
         ),
     )
     for chunk in (first, text, told, last):
@@ -142,7 +142,7 @@ def test_openais_client_reads_every_chunk_of_a_completion() -> None:
     text = as_completion(chunks.text("Hi"))
     assert text.choices[0].text == "Hi"
     assert text.choices[0].finish_reason is None
-    last = as_completion(chunks.finish(FinishReason.STOP))
+    last = as_completion(chunks.finish(Ending(FinishReason.STOP)))
     assert (last.choices[0].text, last.choices[0].finish_reason) == ("", "stop")
 
 
@@ -161,7 +161,7 @@ def test_every_chunk_carries_the_usage_so_far_if_asked(make: Any) -> None:
         chunks.first(prompt_token_ids=[1, 2, 3, 4, 5]),
         chunks.text_with("a", completion_tokens=1),
         chunks.text_with("bc", completion_tokens=3),
-        chunks.finish(FinishReason.STOP, completion_tokens=3),
+        chunks.finish(Ending(FinishReason.STOP, completion_tokens=3)),
     ]
     assert [data(event)["usage"] for event in events] == [
         {"prompt_tokens": 5, "completion_tokens": count, "total_tokens": 5 + count}
@@ -183,14 +183,14 @@ def test_token_ids_are_where_vllm_has_them() -> None:
 @pytest.mark.parametrize("stop_reason", [None, 2, "END\n"])
 def test_what_stopped_it_is_told(stop_reason: str | int | None) -> None:
     for chunks in (chat_chunks(), completion_chunks()):
-        event = chunks.finish(FinishReason.STOP, stop_reason=stop_reason)
+        event = chunks.finish(Ending(FinishReason.STOP, stop_reason=stop_reason))
         assert data(event)["choices"][0]["stop_reason"] == stop_reason
 
 
 @pytest.mark.parametrize("reason", [FinishReason.ABORT, FinishReason.ERROR])
 def test_a_failure_is_no_finish(reason: FinishReason) -> None:
     with pytest.raises(AssertionError):
-        chat_chunks().finish(reason)
+        chat_chunks().finish(Ending(reason))
 
 
 def test_a_stream_of_usage_so_far_has_no_chunk_without_it() -> None:

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 from fastserve.api.logprobs import TokenText
 from fastserve.api.response_objects import ResponseDialect, conversation_of, response_of
 from fastserve.api.response_requests import parse_response
-from fastserve.api.responses import Choice, Usage
+from fastserve.api.responses import Choice, Ending, Usage
 from fastserve.errors import EngineDead, FastserveError, InvalidRequest
 from fastserve.generation import FinishReason
 
@@ -86,7 +86,7 @@ def test_a_response_streams_like_this(reason: FinishReason, status: str, details
         chunks.first()
         + chunks.text("Hel")
         + chunks.text('lo "you"\n')
-        + chunks.finish(reason, completion_tokens=2)
+        + chunks.finish(Ending(reason, completion_tokens=2))
     )
     assert [event["type"] for event in events] == [
         "response.created", "response.in_progress", "response.output_item.added",
@@ -126,7 +126,7 @@ def test_logprobs_are_told_with_each_delta_and_with_the_whole() -> None:
         chunks.first()
         + chunks.text_with("Hi", logprobs=TOKENS)
         + chunks.text_with("Hi", logprobs=TOKENS)
-        + chunks.finish(FinishReason.STOP, completion_tokens=2)
+        + chunks.finish(Ending(FinishReason.STOP, completion_tokens=2))
     )
     one = {
         "token": "Hi", "logprob": -0.5, "bytes": [72, 105],
@@ -182,7 +182,7 @@ def test_a_text_is_the_same_however_it_is_sliced(pieces: list[str]) -> None:
     events = events_of(
         chunks.first()
         + b"".join(map(chunks.text, pieces))
-        + chunks.finish(FinishReason.STOP, completion_tokens=2)
+        + chunks.finish(Ending(FinishReason.STOP, completion_tokens=2))
     )
     assert [event["delta"] for event in events if "delta" in event] == pieces
     assert events[-1]["response"] == told.whole("".join(pieces), FinishReason.STOP)
