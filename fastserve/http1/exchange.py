@@ -106,7 +106,7 @@ class Exchange:
     def forget_request(self) -> None:
         """Keep neither the body nor the fields: nothing more will be read of them."""
         self.body = b""
-        self.head = self.head._replace(headers=())
+        self.head = self.head.without_headers()
 
     def respond(self, response: Response) -> None:
         """Give the whole answer. The body of an answer to HEAD is described and not sent.

@@ -51,6 +51,10 @@ class RequestHead(NamedTuple):
                 return value
         return None
 
+    def without_headers(self) -> RequestHead:
+        """The same, for whoever keeps it and reads no field any more."""
+        return RequestHead(*self[:4], (), *self[5:])
+
     @property
     def has_body(self) -> bool:
         return self.chunked or self.content_length > 0
