@@ -9,11 +9,9 @@ all of it within bounds
 
 from __future__ import annotations
 
-import contextlib
 import random
 import re
 import shutil
-import socket
 import subprocess
 import time
 from dataclasses import dataclass, field
@@ -215,9 +213,9 @@ class _Living:
             outcome.violations.append(f"left in the run directory: {left}")
         if not kind.leaves_directory and self._server.port_file.exists():
             outcome.violations.append("left: the port file")
-        with contextlib.closing(socket.socket()) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(("127.0.0.1", self._load.port))
+        # Not by binding to it: the kernel may have given it to somebody's outgoing connection.
+        if _is_listened_on(self._load.port):
+            outcome.violations.append("left: somebody listens on the port")
 
     def _see_it_start_again(self, outcome: Outcome) -> None:
         """As an init system would: at once, on the same port, with the clients still there."""
@@ -273,6 +271,13 @@ class _Living:
         dealt = {each.kind for each in self._life.survives} | {blow.kind}
         if not any(KINDS[kind].tracebacks for kind in dealt):
             assert "Traceback" not in self._server.log, "a traceback in the log"
+
+
+def _is_listened_on(port: int) -> bool:
+    return any(
+        each.status == psutil.CONN_LISTEN and each.laddr[1:] == (port,)
+        for each in psutil.net_connections("tcp")
+    )
 
 
 def _judge(
