@@ -139,6 +139,8 @@ class EngineCore:
             self._lanes.send_gathered()
         control_fd = self._control.fileno()
         readable = wait_readable(self._lanes.fd, control_fd, *fds, timeout_s=wait_s)
+        if not readable:
+            self._served_s = time.monotonic()  # nothing has come until now
         if control_fd in readable:
             self._obey()
         return readable
