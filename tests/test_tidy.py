@@ -183,7 +183,7 @@ OWNERS: dict[str, set[str]] = {
     "uvloop": {"frontend/accepting.py", "frontend/acceptor.py"},
     "rich": {"top/command.py", "top/view.py"},
     "xllamacpp": set(),
-    "zmq": {"lane/client.py", "lane/server.py"},
+    "zmq": {"lane/client.py", "lane/events.py", "lane/server.py"},
 }
 
 FUNCTION_LINES_MAX = 70

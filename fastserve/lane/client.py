@@ -18,6 +18,7 @@ import zmq
 
 from fastserve.errors import Overloaded
 from fastserve.lane.codec import BadFrame, Codec
+from fastserve.lane.events import NOBLOCK, POLLIN, POLLOUT, events_of
 from fastserve.lane.messages import Attach, Detach, ToAcceptor, ToEngine
 
 if TYPE_CHECKING:
@@ -70,6 +71,8 @@ class LaneClient:
         self._outputs.set_hwm(in_flight_frames_max)
         address = f"ipc://{run_directory}/lane-{lane}-{incarnation}-{engine_incarnation}"
         self._outputs.bind(address)
+        self.fd = cast("int", self._outputs.getsockopt(zmq.FD))
+        """Readable when messages may be waiting (edge-triggered)."""
         self._ingress = self._context.socket(zmq.PUSH)
         self._ingress.set_hwm(in_flight_frames_max)
         self._ingress.connect(ingress_address(run_directory, engine_incarnation=engine_incarnation))
@@ -77,16 +80,11 @@ class LaneClient:
         self.flush()
 
     @property
-    def fd(self) -> int:
-        """Readable when messages may be waiting (edge-triggered)."""
-        return cast("int", self._outputs.getsockopt(zmq.FD))
-
-    @property
     def readable(self) -> bool:
         """Whether messages are waiting."""
         if self._outputs.closed:
             return False
-        return bool(cast("int", self._outputs.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+        return bool(events_of(self._outputs) & POLLIN)
 
     def send(self, message: ToEngine) -> None:
         """Queue `message` for the engine. Raises Overloaded when the queue is full, or closed."""
@@ -97,7 +95,7 @@ class LaneClient:
             )
         now_s = time.monotonic()
         if not self._outgoing:
-            if not cast("int", self._ingress.getsockopt(zmq.EVENTS)) & zmq.POLLOUT:
+            if not events_of(self._ingress) & POLLOUT:
                 raise _full()
             self._flush_at_s = now_s + _COMPANY_S
             if self._defer is not None:
@@ -112,7 +110,7 @@ class LaneClient:
         """Send what waits for company, or keep it where ZeroMQ does not take it after all."""
         if self._outgoing and not self._ingress.closed:
             with contextlib.suppress(zmq.Again):
-                self._ingress.send(self._codec.encode_all(self._outgoing), zmq.NOBLOCK)
+                self._ingress.send(self._codec.encode_all(self._outgoing), NOBLOCK)
                 self._outgoing = []
 
     def receive(self, *, frames_max: int) -> Iterator[list[ToAcceptor]]:
@@ -120,10 +118,15 @@ class LaneClient:
 
         Whoever got `frames_max` must come again: the descriptor will not say that more wait.
         """
-        for _ in range(frames_max):
-            if not self.readable:  # asking first costs a tenth of the exception
+        for number in range(frames_max):
+            # The first is there: whoever calls has been told so. For the others asking first costs
+            # less than the exception.
+            if self._outputs.closed or (number and not self.readable):
                 return
-            frame = self._outputs.recv(zmq.NOBLOCK)
+            try:
+                frame = self._outputs.recv(NOBLOCK)
+            except zmq.Again:
+                return
             try:
                 yield cast("list[ToAcceptor]", self._codec.decode_all(frame))
             except BadFrame:

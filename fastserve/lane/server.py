@@ -21,6 +21,7 @@ import zmq
 
 from fastserve.lane.client import ingress_address
 from fastserve.lane.codec import BadFrame, Codec
+from fastserve.lane.events import NOBLOCK, POLLIN, events_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -52,7 +53,7 @@ class Outlet:
         """Send, or hold while the reader is full."""
         if not self.held:
             try:
-                self.socket.send(frame, zmq.NOBLOCK)
+                self.socket.send(frame, NOBLOCK)
             except zmq.Again:
                 self.full_since_s = time.monotonic()
             else:
@@ -62,7 +63,7 @@ class Outlet:
     def flush(self, now_s: float) -> None:
         while self.held:
             try:
-                self.socket.send(self.held[0], zmq.NOBLOCK)
+                self.socket.send(self.held[0], NOBLOCK)
             except zmq.Again:
                 return
             self.held.popleft()
@@ -102,17 +103,14 @@ class LaneServer:
             ingress_address, run_directory, engine_incarnation=engine_incarnation
         )
         self._ingress.bind(self._address_of(rank=rank))
-
-    @property
-    def fd(self) -> int:
+        self.fd = cast("int", self._ingress.getsockopt(zmq.FD))
         """Readable when messages may be waiting (edge-triggered)."""
-        return cast("int", self._ingress.getsockopt(zmq.FD))
 
     def receive(self) -> Iterator[ToEngine]:
         """Yield every message that is waiting; count and drop what we did not sign."""
         # Asking first costs a tenth of the exception at the end.
-        while cast("int", self._ingress.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
-            frame = self._ingress.recv(zmq.NOBLOCK)
+        while events_of(self._ingress) & POLLIN:
+            frame = self._ingress.recv(NOBLOCK)
             try:
                 yield from cast("list[ToEngine]", self._codec.decode_all(frame))
             except BadFrame:
