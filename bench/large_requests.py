@@ -1,7 +1,7 @@
 """`python -m bench large`: what large prompts do to a stream on the same acceptor.
 
 One acceptor and the sim engine. A stream is read token by token, by itself and then while clients
-post prompts of 1 to 4 MB, turn about, so that what else the machine does is in both. The bound is
+post prompts of megabytes, turn about, so that what else the machine does is in both. The bound is
 that the p99 of its gaps with them stays within --within-ms of that without: exit code 1 beyond it.
 
 Posting is done by a process of its own, which sends bodies that it made before.
@@ -70,7 +70,7 @@ def main(argv: list[str]) -> int:
         "--frontends 1 --log-level warning --model {model} "
         f"--limits-text-template-bytes-max 16000000 {asked.flags}",
     )
-    bodies = make_bodies(asked.clients, kind=asked.kind)
+    bodies = make_bodies(asked.clients, kind=asked.kind, megabytes=tuple(asked.megabytes))
     gaps_s: dict[bool, list[float]] = {False: [], True: []}
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -113,13 +113,14 @@ def make_model(folder: Path) -> str:
     return str(model)
 
 
-def make_bodies(count: int, *, kind: str) -> list[bytes]:
-    """Requests of 1 to 4 MB, each with a text of its own, for one token."""
-    return [_body(random.Random(number), kind=kind) for number in range(count)]
+def make_bodies(count: int, *, kind: str, megabytes: tuple[float, float] = (1, 4)) -> list[bytes]:
+    """Requests of so many megabytes, each with a text of its own, for one token."""
+    least, most = (int(each * _MEGABYTE) for each in megabytes)
+    chances = [random.Random(number) for number in range(count)]
+    return [_body(chance, kind=kind, size=chance.randint(least, most)) for chance in chances]
 
 
-def _body(chance: random.Random, *, kind: str) -> bytes:
-    size = chance.randint(_MEGABYTE, 4 * _MEGABYTE)
+def _body(chance: random.Random, *, kind: str, size: int) -> bytes:
     if kind == "ids":
         ids = [chance.randrange(1000, 9999) for _ in range(size // 5)]
         return _post("/v1/completions", {"prompt": ids, "max_tokens": 1})
@@ -241,6 +242,10 @@ def _arguments() -> argparse.ArgumentParser:
     arguments = argparse.ArgumentParser(prog="python -m bench large", description=__doc__)
     arguments.add_argument("--clients", type=int, default=32, help="who post prompts (32)")
     arguments.add_argument("--kind", choices=("text", "chat", "ids"), default="text")
+    arguments.add_argument(
+        "--megabytes", type=float, nargs=2, default=(1, 4), metavar=("LEAST", "MOST"),
+        help="of a prompt, drawn evenly (1 4)",
+    )  # fmt: skip
     arguments.add_argument("--step-ms", type=float, default=10.0, help="of the engine (10)")
     arguments.add_argument("--seconds", type=float, default=10.0, help="of a turn (10)")
     arguments.add_argument("--turns", type=int, default=3, help="of each kind (3)")

@@ -8,11 +8,14 @@ Pure. Knows nothing of any library.
 
 from __future__ import annotations
 
+from array import array
 from typing import TYPE_CHECKING
 
 from fastserve.errors import ContextLengthExceeded, InvalidRequest
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from fastserve.generation import ModelCard
     from fastserve.lane.messages import Submit
 
@@ -49,11 +52,17 @@ def check_request(submit: Submit, *, card: ModelCard, vocab_size: int) -> int:
         ("logit_bias", params.logit_bias),
         ("stop_token_ids", params.stop_token_ids),
     ):
-        if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
+        if ids and not _are_within(ids, vocab_size):
             raise InvalidRequest(
                 f"{param} has a token id that is not within 0 to {vocab_size - 1}", param=param
             )
     return min(params.max_tokens, room)
+
+
+def _are_within(ids: Collection[int], size: int) -> bool:
+    # A long prompt is an array of unsigned numbers, and each look at them all takes milliseconds.
+    unsigned = isinstance(ids, array) and ids.typecode == "I"
+    return max(ids) < size and (unsigned or min(ids) >= 0)
 
 
 def refuse_script(submit: Submit) -> None:

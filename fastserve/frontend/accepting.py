@@ -81,6 +81,7 @@ class Accepting:
         self._tls = tls
         # How often in a row each socket's first connection has been left to another.
         self._deferrals = dict.fromkeys(listeners, 0)
+        self._look: asyncio.TimerHandle | None = None
         self._retry: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self.active = False
@@ -134,8 +135,9 @@ class Accepting:
         self.active = False
         self._listen_no_more()
         self._be_unseen()
-        if self._retry is not None:
-            self._retry.cancel()
+        for timer in (self._look, self._retry):
+            if timer is not None:
+                timer.cancel()
         if self._board is not None:
             self._loop.remove_reader(self._board.nudge_fd(self._lane))
             # One that was woken for a connection and goes must wake another for it.
@@ -182,6 +184,12 @@ class Accepting:
         """Take connections while there are any and it is our turn."""
         for listener in self._listeners:
             self._accept_on(listener)
+        if self._look is None and any(self._deferrals.values()):
+            self._look = self._loop.call_later(_DEFERRAL_S, self._look_again)
+
+    def _look_again(self) -> None:
+        self._look = None
+        self._accept()
 
     def _accept_on(self, listener: socket.socket) -> None:
         while self.active and not self._defers(listener) and self._take(listener):
@@ -213,21 +221,23 @@ class Accepting:
         return True
 
     def _defers(self, listener: socket.socket) -> bool:
-        """Leave what waits, if anything does, to one that holds fewer; but not for ever."""
+        """Leave what waits, if anything does, to one that holds fewer; but not for ever.
+
+        It counts from look to look, a deferral apart: who comes in between is another.
+        """
         if self._board is None:
             return False
         fewest, lane = self._board.least_loaded(now_ns=time.monotonic_ns())
         if self._slot.connections <= fewest + (fewest >> _SLACK_SHIFT):
             return False
         if not wait_readable(listener.fileno(), timeout_s=0.0):
-            # Whoever was left to another has been taken; the next is deferred as often again.
-            self._deferrals[listener] = 0
+            self._deferrals[listener] = 0  # whoever was left to another has been taken
             return True
-        if self._deferrals[listener] >= _DEFERRALS_MAX:
-            return False
-        self._deferrals[listener] += 1
+        if self._look is None:
+            if self._deferrals[listener] >= _DEFERRALS_MAX:
+                return False
+            self._deferrals[listener] += 1
         self._board.nudge(lane)
-        self._retry_in(_DEFERRAL_S, self._accept)
         return True
 
     def _back_off(self, error: OSError) -> None:
