@@ -51,8 +51,9 @@ def test_many_that_come_one_after_the_other_are_shared_evenly() -> None:
     """Whoever is woken each time must not take one in five just because it was woken."""
     with Server("--engine", "sim", "--frontends", "8") as server:
         wait_until(lambda: len(server.remember_processes()) >= 10)
+        one_core = [min(os.sched_getaffinity(0))]  # so that one is woken before another can take it
         for process in server.remember_processes().values():
-            process.cpu_affinity([min(os.sched_getaffinity(0))])  # so that one is woken before another can take it
+            process.cpu_affinity(one_core)
         connections = [connect(server) for _ in range(800)]
         spread = held(server, frontends=8)
         assert sum(spread) == 800
